@@ -1,0 +1,219 @@
+/* The generated part of a program: see emit.h. */
+#include "generator/emit.h"
+
+#include <string.h>
+
+#include "generator/instructions.h"
+
+static const char *element_type(rota_dtype dtype) {
+  return dtype == ROTA_BF16 ? "Bf16" : dtype == ROTA_FP16 ? "Fp16" : "Fp32";
+}
+
+static const char *truth(bool value) {
+  return value ? "true" : "false";
+}
+
+/* tile_q -> TileQ */
+static void append_camel(Text *out, const char *snake) {
+  bool upper = true;
+  for (; *snake; snake++) {
+    if (*snake == '_') {
+      upper = true;
+      continue;
+    }
+    char c[2] = {*snake, 0};
+    if (upper && c[0] >= 'a' && c[0] <= 'z')
+      c[0] = (char)(c[0] - 'a' + 'A');
+    upper = false;
+    text_append(out, c);
+  }
+}
+
+static ExpressionUse use_of(const Expression *expression) {
+  ExpressionUse none = {0};
+  return expression ? expression_use(expression) : none;
+}
+
+static bool uses_tensors(const ExpressionUse *use) {
+  for (int i = 0; i < TENSORS_MAX; i++)
+    if (use->tensor[i])
+      return true;
+  return false;
+}
+
+void emit_spec(const Spec *spec, rota_layout layout, Text *out) {
+  ExpressionUse mask = use_of(spec->mask), score = use_of(spec->score);
+  text_append(out, "// What is computed.\n#pragma once\n#include \"templates/lib/types.cuh\"\n\n"
+                   "namespace rota {\n\n");
+  text_format(out, "using Element = %s;   // spec.dtype\n", element_type(spec->dtype));
+  text_format(out, "constexpr int kHeadDim = %d;   // spec.head_dim\n", spec->head_dim);
+  text_format(out, "constexpr int kHeadDimV = %d;   // spec.head_dim_v\n", spec->head_dim_v);
+  text_format(out, "constexpr int kGroup = %d;   // spec.heads / spec.kv_heads\n",
+              spec_group(spec));
+  const struct {
+    const char *name, *source;
+    bool value;
+  } flags[] = {
+      {"kSinkLogit", "spec.sink_logit", spec->sink_logit},
+      {"kAligned", "layout: 16-byte accesses", layout == ROTA_LAYOUT_ALIGNED},
+      {"kHasMask", "spec.mask is not full", spec->mask != NULL},
+      {"kHasScore", "spec.score", spec->score != NULL},
+      {"kMaskUsesTensors", "spec.mask", uses_tensors(&mask)},
+      {"kScoreUsesTensors", "spec.score", uses_tensors(&score)},
+      {"kMaskUsesHead", "spec.mask", mask.h},
+      {"kScoreUsesHead", "spec.score", score.h},
+  };
+  for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+    text_format(out, "constexpr bool %s = %s;   // %s\n", flags[i].name, truth(flags[i].value),
+                flags[i].source);
+  text_append(out, "\n}  // namespace rota\n");
+}
+
+void emit_tiling(const Tiling *tiling, Text *out) {
+  text_append(out, "// How large the pieces are.\n#pragma once\n\nnamespace rota {\n\n");
+  for (int i = 0; i < tiling->field_count; i++) {
+    text_append(out, "constexpr int k");
+    append_camel(out, tiling->fields[i].name);
+    text_format(out, " = %d;   // tiling.%s\n", tiling->fields[i].value, tiling->fields[i].name);
+  }
+  text_append(out, "\n}  // namespace rota\n");
+}
+
+/* Local names for what an expression uses: parameters and tensor accesses. */
+static void declare_symbols(const Symbols *symbols, const ExpressionUse *use, Text *out) {
+  for (int i = 0; i < symbols->parameter_count; i++) {
+    if (!use->parameter[i])
+      continue;
+    const Parameter *parameter = &symbols->parameters[i];
+    bool is_int = parameter->type == VALUE_INT;
+    text_format(out, "  const%s %s p_%s = ", parameter->constant ? "expr" : "",
+                is_int ? "int" : "float", parameter->name);
+    if (!parameter->constant) {
+      text_format(out, "arguments.parameters[%d].%s;\n", i, is_int ? "as_int" : "as_float");
+    } else {
+      if (is_int)
+        text_format(out, "%d", parameter->value.i);
+      else
+        text_append_float(out, parameter->value.f);
+      text_append(out, is_int ? ";\n" : "f;\n");
+    }
+  }
+  for (int i = 0; i < symbols->tensor_count; i++) {
+    if (!use->tensor[i])
+      continue;
+    const TensorSymbol *tensor = &symbols->tensors[i];
+    text_format(out, "  const auto tensor_%s = [&](", tensor->name);
+    for (int d = 0; d < tensor->rank; d++)
+      text_format(out, "%slong long i%d", d ? ", " : "", d);
+    text_format(out, ") {\n    return static_cast<const %s *>(arguments.tensors[%d].data)[",
+                tensor->element == ROTA_INT32 ? "int" : "float", i);
+    for (int d = 0; d < tensor->rank; d++)
+      text_format(out, "%si%d * arguments.tensors[%d].stride[%d]", d ? " + " : "", d, i, d);
+    text_append(out, "];\n  };\n");
+  }
+}
+
+/* Appends #line for the user's file, so that a compiler's complaint names it. */
+static void append_line_directive(Text *out, SourcePlace place) {
+  if (!place.file || place.line <= 0)
+    return;
+  text_format(out, "#line %d \"", place.line);
+  for (const char *c = place.file; *c; c++) {
+    char one[3] = {*c, 0, 0};
+    if (*c == '"' || *c == '\\')
+      one[0] = '\\', one[1] = *c;
+    if ((unsigned char)*c >= ' ')
+      text_append(out, one);
+  }
+  text_append(out, "\"\n");
+}
+
+/* After the user's line the numbers are the header's own again. */
+static void append_line_return(Text *out, SourcePlace place, const char *header) {
+  if (!place.file || place.line <= 0)
+    return;
+  int lines = 1;
+  for (size_t i = 0; i < out->length; i++)
+    lines += out->data[i] == '\n';
+  text_format(out, "#line %d \"%s\"\n", lines + 1, header);
+}
+
+static void emit_function(const char *header, const char *signature, const Expression *expression,
+                          const Symbols *symbols, bool exact, const char *otherwise, Text *out) {
+  text_append(out, "// ");
+  if (expression)
+    expression_print(expression, symbols, out);
+  else
+    text_append(out, "nothing in the spec");
+  text_format(out, "\n__device__ __forceinline__ %s {\n", signature);
+  if (!expression) {
+    text_format(out, "  return %s;\n}\n", otherwise);
+    return;
+  }
+  ExpressionUse use = expression_use(expression);
+  declare_symbols(symbols, &use, out);
+  SourcePlace place = expression_place(expression);
+  append_line_directive(out, place);
+  text_append(out, "  return ");
+  expression_emit(expression, symbols, exact, out);
+  text_append(out, ";\n");
+  append_line_return(out, place, header);
+  text_append(out, "}\n");
+}
+
+static void begin_expression_header(const char *what, Text *out) {
+  text_format(out,
+              "// %s\n#pragma once\n#include \"templates/lib/abi.h\"\n"
+              "#include \"templates/lib/expression.cuh\"\n#include \"templates/lib/types.cuh\"\n\n"
+              "namespace rota {\n\n",
+              what);
+}
+
+void emit_mask(const Spec *spec, Text *out) {
+  begin_expression_header("May this query attend this key? The caller checks k < n_k.", out);
+  emit_function("mask.cuh", "bool mask_allows(const Position &at, const RotaArguments &arguments)",
+                spec->mask, &spec->symbols, true, "true", out);
+  text_append(out, "\n}  // namespace rota\n");
+}
+
+void emit_score(const Spec *spec, Text *out) {
+  begin_expression_header("The score function of the scaled score s, and its derivative.", out);
+  emit_function("score.cuh",
+                "float score_value(float s, const Position &at, const RotaArguments &arguments)",
+                spec->score, &spec->symbols, false, "s", out);
+  text_append(out, "\n");
+  emit_function("score.cuh",
+                "float score_slope(float s, const Position &at, const RotaArguments &arguments)",
+                spec->score_derivative, &spec->symbols, false, "1.0f", out);
+  text_append(out, "\n}  // namespace rota\n");
+}
+
+void emit_instructions(const Spec *spec, Text *out) {
+  text_append(out, "// Tensor-core instructions in use.\n#pragma once\n\nnamespace rota {\n\n");
+  instructions_emit(spec->dtype, out);
+  text_append(out, "\n}  // namespace rota\n");
+}
+
+void emit_main(const Spec *spec, rota_layout layout, const Tiling *tiling, Text *out) {
+  text_format(out, "// %s %dx%d %s d%d", tiling->architecture, tiling->tile_q, tiling->tile_kv,
+              dtype_name(spec->dtype), spec->head_dim);
+  if (spec->head_dim_v != spec->head_dim)
+    text_format(out, "/%d", spec->head_dim_v);
+  text_format(out, " group %d %s%s | rota %s | %s\n", spec_group(spec), tiling->algorithm,
+              layout == ROTA_LAYOUT_ANY ? " any layout" : "", rota_version(),
+              tiling->template_path);
+  text_format(out,
+              "#include \"spec.cuh\"\n#include \"tiling.cuh\"\n#include \"mask.cuh\"\n"
+              "#include \"score.cuh\"\n#include \"instructions.cuh\"\n#include \"%s\"\n",
+              tiling->template_path);
+  int blocks_per_sm = tiling_get(tiling, "blocks_per_sm", 1);
+  for (int i = 0; i < tiling->launch_count; i++) {
+    const char *entry = tiling->launches[i].entry;
+    const char *name = strncmp(entry, "rota_", 5) == 0 ? entry + 5 : entry;
+    text_format(
+        out,
+        "\nextern \"C\" __global__ void __launch_bounds__(%d, %d)\n"
+        "%s(const __grid_constant__ RotaArguments arguments) {\n  rota::%s(arguments);\n}\n",
+        tiling->launches[i].threads, blocks_per_sm, entry, name);
+  }
+}

@@ -1,0 +1,40 @@
+/* Level 5. Lua, behind one door: the only file that includes lua.h is script.c. Runs the shipped
+ * policy (lua/) and, in the sandbox, users' model scripts. A Script is confined to one thread at a
+ * time (the runtime locks it). */
+#ifndef ROTA_GENERATOR_SCRIPT_H
+#define ROTA_GENERATOR_SCRIPT_H
+
+#include "generator/schedule.h"
+#include "generator/spec.h"
+#include "generator/store.h"
+#include "generator/tiling.h"
+
+typedef struct Script Script;
+
+/* Loads lua/ from the store. The store must outlive the script. */
+rota_status script_create(const Store *store, Script **script);
+void script_destroy(Script *script);
+
+/* Runs `return rota.attention{...}`; the finished spec is the caller's (spec_free). Limits: 10^8
+ * instructions, 64 MB. */
+rota_status script_spec(Script *script, const char *text, const char *chunk_name, Spec *spec);
+/* The spec from plain fields: mask and score strings are Lua expressions in the same vocabulary. */
+rota_status script_spec_from_fields(Script *script, const rota_spec_fields *fields, Spec *spec);
+
+/* Limits of a named architecture ("sm_90"), from lua/architectures. UNSUPPORTED names the known
+ * ones. */
+rota_status script_target(Script *script, const char *name, Target *target);
+/* Tiling for a spec, direction and layout on a target; chooses the backward algorithm where the
+ * spec says auto. UNSUPPORTED with the reason where nothing serves. */
+rota_status script_tiling(Script *script, const Spec *spec, rota_direction direction,
+                          rota_layout layout, const Target *target, Tiling *tiling);
+/* The rule of a schedule; "auto" lets Lua choose from the algorithm. SCHEDULE names the known ones.
+ */
+rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tiling,
+                            ScheduleRule *rule);
+
+/* Names in a vocabulary table ("masks", "scores", "schedules"), sorted, NULL at the end; owned by
+ * the script. For tests and help. */
+const char *const *script_names(Script *script, const char *table);
+
+#endif

@@ -1,0 +1,60 @@
+/* Level 1. How large the pieces are, as Lua's architecture file decides. Every integer of the Lua
+ * table becomes a named constant of tiling.cuh, so a new template may ask for fields that C knows
+ * nothing of. */
+#ifndef ROTA_GENERATOR_TILING_H
+#define ROTA_GENERATOR_TILING_H
+
+#include "generator/status.h"
+
+enum { TILING_FIELDS_MAX = 32, LAUNCHES_MAX = 6, TILING_NAME_MAX = 48 };
+
+/* What the target offers; filled from the device, or from lua/architectures for a name. */
+typedef struct Target {
+  char name[16];        /* "sm_80" */
+  int sm;               /* 80, 90 */
+  int shared_per_block; /* bytes, opt-in */
+  int shared_per_sm;    /* bytes */
+  int registers_per_sm;
+  int multiprocessors;
+  int64_t l2_bytes;
+} Target;
+
+/* How many blocks a launch has, decided per plan: name and meaning. */
+#define GRID_LIST(X)                                                                               \
+  X(ROW_ITEMS, "row_items", "one block per (query tile, query head)")                              \
+  X(CHAIN_ITEMS, "chain_items", "one block per (kv tile, kv head)")                                \
+  X(WORKERS, "workers", "one block per worker of the schedule")                                    \
+  X(HEADS, "heads", "one block per query head")
+typedef enum Grid {
+#define X(name, text, meaning) GRID_##name,
+  GRID_LIST(X)
+#undef X
+} Grid;
+
+typedef struct Launch {
+  char entry[TILING_NAME_MAX]; /* extern "C" name in the program */
+  Grid grid;
+  int threads;
+  int shared_bytes; /* dynamic shared memory */
+} Launch;
+
+typedef struct TilingField {
+  char name[TILING_NAME_MAX];
+  int value;
+} TilingField;
+
+typedef struct Tiling {
+  char architecture[TILING_NAME_MAX];    /* file in lua/architectures: "portable" */
+  char algorithm[TILING_NAME_MAX];       /* "forward", "ordered", "two_pass", "atomic" */
+  char template_path[96];                /* "templates/portable/forward.cuh" */
+  int tile_q, tile_kv;                   /* also among the fields */
+  TilingField fields[TILING_FIELDS_MAX]; /* sorted by name */
+  int field_count;
+  Launch launches[LAUNCHES_MAX]; /* in order, on one stream */
+  int launch_count;
+} Tiling;
+
+/* Value of a field, `otherwise` if there is none. */
+int tiling_get(const Tiling *tiling, const char *name, int otherwise);
+
+#endif

@@ -1,0 +1,125 @@
+// What host and kernels agree on: the tables of a plan and the argument block of a launch. Plain
+// C11 and CUDA: the library includes this very file, NVRTC gets it from the store. 64-bit, no
+// padding left to chance.
+//
+//   sequences[b] ──► rows[row_begin + q_tile] ──► runs[begin .. end)          tiles of a query
+//   tile, along kv
+//                └─► chains[chain_begin + kv_tile] ──► visits[begin .. end)   tiles of a kv tile,
+//                in visiting order
+//
+//   row_items[i]   = (row, query head)   blocks of forward, delta, dQ         longest first
+//   chain_items[i] = (chain, kv head)    blocks or queue entries of backward  in start order
+//   queue[w] .. queue[w + 1]             chain_items of worker w (ordered, atomic: workers are
+//   numbered by a ticket)
+#ifndef ROTA_LIB_ABI_H
+#define ROTA_LIB_ABI_H
+
+#define ROTA_ABI_PARAMETERS 24
+#define ROTA_ABI_TENSORS    8
+#define ROTA_ABI_RANK       4
+
+// ---- Tables (all indices 32-bit; offsets into the image are bytes) ----
+
+typedef struct RotaSequence {
+  int n_q, n_k;       // rows in use
+  int rows_q, rows_k; // rows of the slot; outputs in [n, rows) are written as zeros (LSE: -inf)
+  long long begin_q, begin_k; // first row of the slot in the packed tensor; 0 for dense tensors
+  int batch;                  // b of masks and scores; times stride_batch for dense tensors
+  int slot;                   // batch index for addressing: equals batch when dense, 0 when packed
+  int row_begin; // its first entry in rows: one per query tile (times heads where the mask depends
+                 // on h)
+  int q_tiles, kv_tiles; // tiles covering rows_q and rows_k
+  int tile_begin; // number of query tiles of all sequences before it: (tile_begin + q_tile) * heads
+                  // + head numbers delta blocks, dQ accumulators and rank counters
+} RotaSequence;
+
+typedef struct RotaRow { // one query tile (of one head where the mask depends on h)
+  int sequence, q_tile;
+  int run_begin, run_end; // begin == end: no allowed key
+} RotaRow;
+
+// kv tiles [begin, end) of a row; bit 31 of `end_kind`: partial
+typedef struct RotaRun {
+  int begin;
+  unsigned end_kind;
+} RotaRun;
+#define ROTA_RUN_PARTIAL 0x80000000u
+
+typedef struct RotaChain { // one kv tile (of one kv head where the mask depends on h)
+  int sequence, kv_tile;
+  int visit_begin, visit_end; // all query heads of the group
+} RotaChain;
+
+// One visit. Word 0: q_tile (30 bits), bit 30 last, bit 31 partial. Word 1: rank (20 bits), head
+// within group (12 bits, high). Rank 0 stores, others add, the last one finalises.
+typedef struct RotaVisit {
+  unsigned tile, rank;
+} RotaVisit;
+#define ROTA_VISIT_PARTIAL    0x80000000u
+#define ROTA_VISIT_LAST       0x40000000u
+#define ROTA_VISIT_TILE       0x3fffffffu
+#define ROTA_VISIT_RANK       0x000fffffu
+#define ROTA_VISIT_HEAD_SHIFT 20
+
+typedef struct RotaItem {
+  int index, head; // row and query head, or chain and kv head
+} RotaItem;
+
+typedef struct RotaSection { // host: where a table lies in the image
+  long long offset, count;   // bytes, entries
+} RotaSection;
+
+// ---- Workspace of a backward run: byte offsets, 256-byte aligned; a part that an algorithm does
+// without has size 0 ----
+
+typedef struct RotaWorkspace {
+  long long delta;          // float [all query tiles * heads * tile_q]: rowsum(dO * O) - dLSE
+  long long dq_accumulator; // float [all query tiles * heads][tile_q * padded head dim], in an
+                            // order the kernel chooses
+  long long
+      counters;    // int [all query tiles * heads + 1]: finished ranks; the last one is the ticket
+  long long bytes; // total
+} RotaWorkspace;
+
+// ---- Arguments of every entry, by value ----
+
+typedef struct RotaTensor { // element (b, row, head, i) = data[slot * stride_batch + (begin + row)
+                            // * stride_row + head * stride_head + i]
+  void *data;
+  long long stride_batch, stride_row, stride_head; // elements
+} RotaTensor;
+
+typedef struct RotaIndexed { // a named tensor of the mask or score
+  const void *data;
+  long long size[ROTA_ABI_RANK], stride[ROTA_ABI_RANK]; // elements
+} RotaIndexed;
+
+typedef union RotaScalar {
+  int as_int;
+  float as_float;
+} RotaScalar;
+
+typedef struct RotaArguments {
+  RotaTensor q, k, v, o, lse;           // lse: float
+  RotaTensor d_o, d_q, d_k, d_v, d_lse; // d_lse: float, data may be null
+  const float *sink;                    // [heads]; null without sink logits
+  float *d_sink;                        // [heads]; null: not wanted
+  const RotaSequence *sequences;
+  const RotaRow *rows;
+  const RotaRun *runs;
+  const RotaItem *row_items;
+  const RotaChain *chains;
+  const RotaVisit *visits;
+  const RotaItem *chain_items;
+  const int *queue;
+  float *delta; // workspace, see RotaWorkspace
+  float *dq_accumulator;
+  int *counters;
+  RotaScalar parameters[ROTA_ABI_PARAMETERS];
+  RotaIndexed tensors[ROTA_ABI_TENSORS];
+  int heads, kv_heads, batch, tiles; // tiles: query tiles of all sequences
+  int row_item_count, chain_item_count, workers;
+  float scale; // softmax scale
+} RotaArguments;
+
+#endif
