@@ -2,15 +2,14 @@
 // C11 and CUDA: the library includes this very file, NVRTC gets it from the store. 64-bit, no
 // padding left to chance.
 //
-//   sequences[b] ──► rows[row_begin + q_tile] ──► runs[begin .. end)          tiles of a query
-//   tile, along kv
-//                └─► chains[chain_begin + kv_tile] ──► visits[begin .. end)   tiles of a kv tile,
-//                in visiting order
+// clang-format off
+//   sequences[b] -> rows[row_begin + q_tile] -> runs[begin .. end)      tiles of a query tile, along kv
+//                   chains (one per kv tile) -> visits[begin .. end)    tiles of a kv tile, as visited
 //
-//   row_items[i]   = (row, query head)   blocks of forward, delta, dQ         longest first
-//   chain_items[i] = (chain, kv head)    blocks or queue entries of backward  in start order
-//   queue[w] .. queue[w + 1]             chain_items of worker w (ordered, atomic: workers are
-//   numbered by a ticket)
+//   row_items[i]   = (row, query head)   blocks of forward, delta, dQ; longest first
+//   chain_items[i] = (chain, kv head)    blocks of two_pass, queue entries of ordered and atomic
+//   queue[w] .. queue[w + 1]             chain_items of worker w; workers are numbered by a ticket
+// clang-format on
 #ifndef ROTA_LIB_ABI_H
 #define ROTA_LIB_ABI_H
 

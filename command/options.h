@@ -1,0 +1,73 @@
+/* What the subcommands of `rota` share: option groups, and the steps from a model to a spec. */
+#ifndef ROTA_COMMAND_OPTIONS_H
+#define ROTA_COMMAND_OPTIONS_H
+
+#include "generator/script.h"
+
+enum { VALUES_MAX = 16 };
+
+/* Every option of every subcommand; a subcommand offers the groups it needs. */
+typedef struct Options {
+  /* model group: -e CHUNK, or a file */
+  const char *chunk, *model_path;
+  /* target group */
+  rota_direction direction;
+  bool both_directions; /* no --direction given */
+  const char *architecture;
+  rota_layout layout;
+  /* shape group */
+  int32_t n_q, n_k, batch;
+  const char *input;
+  rota_named_value values[VALUES_MAX];
+  int value_count;
+  /* output */
+  bool json;
+  const char *output, *svg;
+  /* run group */
+  rota_device_kind device;
+  int32_t ordinal;
+  bool backward, check;
+  int32_t repeat;
+  uint64_t seed;
+  /* operand of cache and export */
+  const char *action;
+} Options;
+
+/* The groups, to be combined: each is a bit. */
+enum {
+  OPTIONS_MODEL = 1,  /* MODEL.lua or -e */
+  OPTIONS_TARGET = 2, /* --direction --arch --layout */
+  OPTIONS_SHAPE = 4,  /* --seqlen --batch --input --set */
+  OPTIONS_RUN = 8,    /* --device --backward --check --repeat --seed */
+  OPTIONS_SVG = 16,
+  OPTIONS_OUTPUT = 32,
+  OPTIONS_JSON = 64,
+  OPTIONS_ACTION = 128, /* one operand */
+};
+
+/* Parses arguments[1 ..] of subcommand arguments[0]; exits with 64 on a usage error, 0 after
+ * --help. */
+void options_parse(int count, char **arguments, unsigned groups, const char *synopsis,
+                   const char *description, Options *options);
+
+/* Opens the store (with ROTA_OVERRIDE_DIR) and Lua, and runs the model. */
+typedef struct Model {
+  Store *store;
+  Script *script;
+  Spec spec;
+  char *text;       /* the script */
+  const char *name; /* its name in messages */
+} Model;
+rota_status model_open(const Options *options, Model *model);
+void model_close(Model *model);
+
+/* Prints `rota NAME: message` to stderr; returns the exit status 1. */
+int command_fail(const char *subcommand);
+/* Prints the status's message and returns 1 unless OK. */
+#define COMMAND_TRY(name, call)                                                                    \
+  do {                                                                                             \
+    if ((call) != ROTA_OK)                                                                         \
+      return command_fail(name);                                                                   \
+  } while (0)
+
+#endif

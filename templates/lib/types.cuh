@@ -1,0 +1,161 @@
+// The words every kernel uses: element types with their conversions, positions, and a few PTX
+// instructions on floats. No CUDA header anywhere: elements are their bits, conversions are PTX.
+#ifndef ROTA_LIB_TYPES_CUH
+#define ROTA_LIB_TYPES_CUH
+
+#include "templates/lib/abi.h"
+
+#define ROTA_DEVICE __device__ __forceinline__
+
+namespace rota {
+
+constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kLog2E = 1.4426950408889634f; // exp(x) = exp2(kLog2E x)
+constexpr float kLn2 = 0.6931471805599453f;   // log(x) = kLn2 log2(x)
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// A place in the (query, key) plane of one sequence and head; q and k count within the sequence.
+struct Position {
+  int q, k, h, b;
+  int n_q, n_k;
+};
+
+// ---- Elements ----
+
+struct Bf16 {
+  unsigned short bits;
+};
+struct Fp16 {
+  unsigned short bits;
+};
+struct Fp32 {
+  float value;
+};
+
+ROTA_DEVICE float to_float(Bf16 x) {
+  return __uint_as_float((unsigned)x.bits << 16);
+}
+ROTA_DEVICE float to_float(Fp16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+ROTA_DEVICE float to_float(Fp32 x) {
+  return x.value;
+}
+
+// Rounding to nearest even: from_float(x, Element()).
+ROTA_DEVICE Bf16 from_float(float x, Bf16) {
+  Bf16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+ROTA_DEVICE Fp16 from_float(float x, Fp16) {
+  Fp16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+ROTA_DEVICE Fp32 from_float(float x, Fp32) {
+  return Fp32{x};
+}
+
+// Two 16-bit elements in one register, `low` at the lower address: pack(low, high, Element()).
+ROTA_DEVICE unsigned pack(float low, float high, Bf16) {
+  unsigned y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+ROTA_DEVICE unsigned pack(float low, float high, Fp16) {
+  unsigned y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+// The two elements of a packed register as floats.
+ROTA_DEVICE void unpack(unsigned x, float &low, float &high, Bf16) {
+  low = __uint_as_float(x << 16);
+  high = __uint_as_float(x & 0xffff0000u);
+}
+ROTA_DEVICE void unpack(unsigned x, float &low, float &high, Fp16) {
+  low = to_float(Fp16{(unsigned short)x});
+  high = to_float(Fp16{(unsigned short)(x >> 16)});
+}
+
+// Nonzero if one of the two packed elements is NaN or infinite: an exponent of all ones, plus one,
+// carries into the sign's place.
+ROTA_DEVICE unsigned packed_not_finite(unsigned x, Bf16) {
+  return ((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
+}
+ROTA_DEVICE unsigned packed_not_finite(unsigned x, Fp16) {
+  return ((x & 0x7c007c00u) + 0x04000400u) & 0x80008000u;
+}
+
+// ---- Floats ----
+
+// 2^x and log2 x by the special function unit: relative error 2^-22, exact at x = 0 and 1;
+// exp2(-inf) = 0.
+ROTA_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+ROTA_DEVICE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// max.f32 drops a NaN operand: what is needed, since a NaN score reaches the result through the
+// sum.
+ROTA_DEVICE float maximum(float a, float b) {
+  float y;
+  asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// ---- Integers ----
+
+constexpr int round_up(int x, int multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+constexpr int larger(int a, int b) {
+  return a > b ? a : b;
+}
+constexpr int smaller(int a, int b) {
+  return a < b ? a : b;
+}
+
+// ---- Lanes ----
+
+ROTA_DEVICE int lane_index() {
+  return (int)(threadIdx.x % kWarp);
+}
+ROTA_DEVICE int warp_index() {
+  return (int)(threadIdx.x / kWarp);
+}
+
+// Over the four lanes that share the rows of a matrix fragment.
+ROTA_DEVICE float quad_maximum(float x) {
+  x = maximum(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return maximum(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+ROTA_DEVICE float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+// Over the whole warp.
+ROTA_DEVICE float warp_maximum(float x) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    x = maximum(x, __shfl_xor_sync(kAllLanes, x, step));
+  return x;
+}
+ROTA_DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+} // namespace rota
+
+#endif
