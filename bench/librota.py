@@ -1,9 +1,12 @@
-"""The part of librota that benchmarks need, over ctypes: torch CUDA tensors [batch, row, head, dim] in and out.
+"""The part of librota that benchmarks need, over ctypes: torch CUDA tensors in and out.
 
-    model = Model('return rota.attention{head_dim = 128, mask = causal}', library="build/librota.so")
-    call = model.attention(q, k, v)      # kernels prepared, plans made, outputs allocated
-    call.forward(); call.backward(d_o)   # asynchronous on torch's current stream
+Tensors are [batch, row, head, dim].
+
+model = Model('return rota.attention{head_dim = 128, mask = causal}', library="build/librota.so")
+call = model.attention(q, k, v)      # kernels prepared, plans made, outputs allocated
+call.forward(); call.backward(d_o)   # asynchronous on torch's current stream
 """
+
 import ctypes as c
 import os
 
@@ -18,23 +21,78 @@ def struct(name, **fields):
     return type(name, (c.Structure,), {"_fields_": list(fields.items())})
 
 
-Tensor = struct("Tensor", data=c.c_void_p, stride_batch=c.c_int64, stride_row=c.c_int64, stride_head=c.c_int64)
-NamedTensor = struct("NamedTensor", name=c.c_char_p, dtype=c.c_int, rank=c.c_int32, size=c.c_int64 * 4,
-                     stride=c.c_int64 * 4, data=c.c_void_p)
+Tensor = struct(
+    "Tensor", data=c.c_void_p, stride_batch=c.c_int64, stride_row=c.c_int64, stride_head=c.c_int64
+)
+NamedTensor = struct(
+    "NamedTensor",
+    name=c.c_char_p,
+    dtype=c.c_int,
+    rank=c.c_int32,
+    size=c.c_int64 * 4,
+    stride=c.c_int64 * 4,
+    data=c.c_void_p,
+)
 NamedValue = struct("NamedValue", name=c.c_char_p, value=c.c_double)
-Lengths = struct("Lengths", batch=c.c_int32, n_q=c.c_int32, n_k=c.c_int32, cu_seqlens_q=c.c_void_p,
-                 cu_seqlens_k=c.c_void_p, seqused_q=c.c_void_p, seqused_k=c.c_void_p)
-KernelRequest = struct("KernelRequest", direction=c.c_int, device=c.c_int, device_ordinal=c.c_int32, layout=c.c_int,
-                       architecture=c.c_char_p)
-KernelInfo = struct("KernelInfo", device=c.c_int, cache_hit=c.c_bool, compile_seconds=c.c_double,
-                    load_seconds=c.c_double, cubin_bytes=c.c_size_t, registers=c.c_int32, spill_bytes=c.c_int32,
-                    shared_bytes=c.c_int32, architecture=c.c_char_p, algorithm=c.c_char_p, compile_log=c.c_char_p)
-PlanRequest = struct("PlanRequest", lengths=Lengths, heads=c.c_int32, kv_heads=c.c_int32,
-                     tensors=c.POINTER(NamedTensor), tensor_count=c.c_int32, values=c.POINTER(NamedValue),
-                     value_count=c.c_int32)
-Arguments = struct("Arguments", q=Tensor, k=Tensor, v=Tensor, o=Tensor, lse=Tensor, d_o=Tensor, d_q=Tensor,
-                   d_k=Tensor, d_v=Tensor, d_lse=Tensor, sink=c.c_void_p, d_sink=c.c_void_p,
-                   tensors=c.POINTER(NamedTensor), tensor_count=c.c_int32)
+Lengths = struct(
+    "Lengths",
+    batch=c.c_int32,
+    n_q=c.c_int32,
+    n_k=c.c_int32,
+    cu_seqlens_q=c.c_void_p,
+    cu_seqlens_k=c.c_void_p,
+    seqused_q=c.c_void_p,
+    seqused_k=c.c_void_p,
+)
+KernelRequest = struct(
+    "KernelRequest",
+    direction=c.c_int,
+    device=c.c_int,
+    device_ordinal=c.c_int32,
+    layout=c.c_int,
+    architecture=c.c_char_p,
+)
+KernelInfo = struct(
+    "KernelInfo",
+    device=c.c_int,
+    cache_hit=c.c_bool,
+    compile_seconds=c.c_double,
+    load_seconds=c.c_double,
+    cubin_bytes=c.c_size_t,
+    registers=c.c_int32,
+    spill_bytes=c.c_int32,
+    shared_bytes=c.c_int32,
+    architecture=c.c_char_p,
+    algorithm=c.c_char_p,
+    compile_log=c.c_char_p,
+)
+PlanRequest = struct(
+    "PlanRequest",
+    lengths=Lengths,
+    heads=c.c_int32,
+    kv_heads=c.c_int32,
+    tensors=c.POINTER(NamedTensor),
+    tensor_count=c.c_int32,
+    values=c.POINTER(NamedValue),
+    value_count=c.c_int32,
+)
+Arguments = struct(
+    "Arguments",
+    q=Tensor,
+    k=Tensor,
+    v=Tensor,
+    o=Tensor,
+    lse=Tensor,
+    d_o=Tensor,
+    d_q=Tensor,
+    d_k=Tensor,
+    d_v=Tensor,
+    d_lse=Tensor,
+    sink=c.c_void_p,
+    d_sink=c.c_void_p,
+    tensors=c.POINTER(NamedTensor),
+    tensor_count=c.c_int32,
+)
 
 
 def named_tensors(tensors, keep):
@@ -55,7 +113,7 @@ def strided(tensor):
 
 
 class Model:
-    """A context and a spec. `architecture` pins the kernels' architecture ("sm_80": the portable ones)."""
+    """A context and a spec. `architecture` pins the kernels' architecture ("sm_80")."""
 
     def __init__(self, script, library=None, architecture=None):
         path = library or os.environ.get("ROTA_LIBRARY", "build/librota.so")
@@ -66,7 +124,11 @@ class Model:
         self.architecture = architecture.encode() if architecture else None
         self.context, self.spec = c.c_void_p(), c.c_void_p()
         self.check(self.lib.rota_context_create(None, c.byref(self.context)))
-        self.check(self.lib.rota_spec_create_from_script(self.context, script.encode(), b"model", c.byref(self.spec)))
+        self.check(
+            self.lib.rota_spec_create_from_script(
+                self.context, script.encode(), b"model", c.byref(self.spec)
+            )
+        )
         self.kernels = {}
 
     def check(self, status):
@@ -76,9 +138,15 @@ class Model:
     def kernel(self, direction, layout=0):
         key = direction, layout
         if key not in self.kernels:
-            request = KernelRequest(direction, CUDA, torch.cuda.current_device(), layout, self.architecture)
+            request = KernelRequest(
+                direction, CUDA, torch.cuda.current_device(), layout, self.architecture
+            )
             kernel = c.c_void_p()
-            self.check(self.lib.rota_kernel_prepare(self.context, self.spec, c.byref(request), c.byref(kernel)))
+            self.check(
+                self.lib.rota_kernel_prepare(
+                    self.context, self.spec, c.byref(request), c.byref(kernel)
+                )
+            )
             self.kernels[key] = kernel
         return self.kernels[key]
 
@@ -87,12 +155,14 @@ class Model:
         self.lib.rota_kernel_get_info(self.kernel(direction, layout), c.byref(info))
         return info
 
-    def attention(self, q, k, v, tensors=None, values=None, sink=None, layout=0, cu_q=None, cu_k=None):
+    def attention(
+        self, q, k, v, tensors=None, values=None, sink=None, layout=0, cu_q=None, cu_k=None
+    ):
         return Call(self, q, k, v, tensors or {}, values or {}, sink, layout, cu_q, cu_k)
 
 
 class Call:
-    """Plans and outputs for one shape. Packed tensors are [1, rows, heads, dim] with cu_q and cu_k lists."""
+    """Plans and outputs for one shape. Packed: [1, rows, heads, dim] with lists cu_q and cu_k."""
 
     def __init__(self, model, q, k, v, tensors, values, sink, layout, cu_q, cu_k):
         self.model, self.lib, self.layout, self.keep = model, model.lib, layout, []
@@ -107,31 +177,57 @@ class Call:
             offsets = [(c.c_int32 * len(cu))(*cu) for cu in (cu_q, cu_k)]
             self.keep += offsets
             self.lengths = Lengths(len(cu_q) - 1, 0, 0, *(c.addressof(o) for o in offsets))
-        self.arguments = Arguments(q=strided(q), k=strided(k), v=strided(v), o=strided(self.o), lse=strided(self.lse),
-                                   d_q=strided(self.d_q), d_k=strided(self.d_k), d_v=strided(self.d_v))
+        self.arguments = Arguments(
+            q=strided(q),
+            k=strided(k),
+            v=strided(v),
+            o=strided(self.o),
+            lse=strided(self.lse),
+            d_q=strided(self.d_q),
+            d_k=strided(self.d_k),
+            d_v=strided(self.d_v),
+        )
         if sink is not None:
             self.arguments.sink, self.arguments.d_sink = sink.data_ptr(), self.d_sink.data_ptr()
 
     def plan(self, direction):
         if direction not in self.plans:
             host = named_tensors({n: t.cpu() for n, t in self.tensors.items()}, self.keep)
-            values = (NamedValue * max(len(self.values), 1))(*((n.encode(), x) for n, x in self.values.items()))
+            values = (NamedValue * max(len(self.values), 1))(
+                *((n.encode(), x) for n, x in self.values.items())
+            )
             q, k = self.inputs[:2]
-            request = PlanRequest(self.lengths, q.shape[2], k.shape[2], host, len(self.tensors), values,
-                                  len(self.values))
+            request = PlanRequest(
+                self.lengths,
+                q.shape[2],
+                k.shape[2],
+                host,
+                len(self.tensors),
+                values,
+                len(self.values),
+            )
             plan = c.c_void_p()
             kernel = self.model.kernel(direction, self.layout)
             self.model.check(self.lib.rota_plan_create(kernel, c.byref(request), c.byref(plan)))
             self.plans[direction] = plan
             size = self.lib.rota_plan_workspace_size(plan)
-            self.workspaces[direction] = torch.empty(max(size, 256), dtype=torch.uint8, device="cuda")
+            self.workspaces[direction] = torch.empty(
+                max(size, 256), dtype=torch.uint8, device="cuda"
+            )
         return self.plans[direction]
 
     def run(self, direction):
         plan, workspace = self.plan(direction), self.workspaces[direction]
         stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.model.check(self.lib.rota_run(plan, c.byref(self.arguments), c.c_void_p(workspace.data_ptr()),
-                                           c.c_size_t(workspace.numel()), stream))
+        self.model.check(
+            self.lib.rota_run(
+                plan,
+                c.byref(self.arguments),
+                c.c_void_p(workspace.data_ptr()),
+                c.c_size_t(workspace.numel()),
+                stream,
+            )
+        )
 
     def forward(self):
         self.run(FORWARD)

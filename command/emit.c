@@ -5,19 +5,14 @@
 #include <string.h>
 
 #include "command/commands.h"
-#include "command/options.h"
-#include "generator/program.h"
+#include "command/model.h"
 
 static rota_status emit_source(const Options *options, Model *model, char **source) {
   Target target;
   Tiling tiling;
   Program *program;
-  const char *architecture = options->architecture ? options->architecture : "sm_80";
-  ROTA_TRY(script_target(model->script, architecture, &target));
-  ROTA_TRY(script_tiling(model->script, &model->spec, options->direction, options->layout, &target,
-                         &tiling));
-  ROTA_TRY(program_build(&model->spec, options->direction, options->layout, &tiling, model->store,
-                         &program));
+  ROTA_TRY(model_target(options, model, &target));
+  ROTA_TRY(model_program(options, model, options->direction, &target, &tiling, &program));
   rota_status status = program_flatten(program, source);
   program_destroy(program);
   return status;
@@ -40,8 +35,11 @@ static rota_status write_source(const char *path, const char *source) {
 int command_emit(int count, char **arguments) {
   Options options;
   options_parse(count, arguments, OPTIONS_MODEL | OPTIONS_TARGET | OPTIONS_OUTPUT, "MODEL.lua",
-                "Prints the CUDA source that the model compiles to (default: forward, sm_80).",
+                "Prints the CUDA source that the model compiles to, as one self-contained file "
+                "(forward unless --direction backward).",
                 &options);
+  if (options.both_directions)
+    options.direction = ROTA_FORWARD;
   Model model;
   char *source = NULL;
   rota_status status = model_open(&options, &model);

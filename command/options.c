@@ -8,8 +8,6 @@
 #include <string.h>
 #include <sysexits.h>
 
-#include "runtime/environment.h"
-
 /* One line per option: the group that offers it, then argp's fields. */
 static const struct {
   unsigned group;
@@ -118,70 +116,82 @@ static void parse_end(struct argp_state *state, const ParseState *parse) {
     argp_error(state, "both -e and '%s' are given", options->model_path);
 }
 
-static error_t parse_option(int key, char *text, struct argp_state *state) {
-  ParseState *parse = state->input;
-  Options *options = parse->options;
+/* Options that name what is to be made; false if `key` is none of them. */
+static bool parse_subject(int key, char *text, struct argp_state *state, Options *options) {
   switch (key) {
   case 'e':
     options->chunk = text;
-    break;
+    return true;
   case 'd':
     options->direction =
         parse_word(state, "direction", text, "forward", "backward") ? ROTA_BACKWARD : ROTA_FORWARD;
     options->both_directions = false;
-    break;
+    return true;
   case 'a':
     options->architecture = text;
-    break;
+    return true;
   case 'l':
     options->layout =
         parse_word(state, "layout", text, "aligned", "any") ? ROTA_LAYOUT_ANY : ROTA_LAYOUT_ALIGNED;
-    break;
+    return true;
   case 'n':
     parse_lengths(state, text, options);
-    break;
+    return true;
   case 'b':
     options->batch = parse_count(state, "batch", text, 0, NULL);
-    break;
+    return true;
   case 'i':
     options->input = text;
-    break;
+    return true;
   case 's':
     parse_value(state, text, options);
-    break;
+    return true;
+  default:
+    return false;
+  }
+}
+
+/* Options that say what to do with it. */
+static bool parse_action(int key, char *text, struct argp_state *state, Options *options) {
+  switch (key) {
   case 'D':
     parse_device(state, text, options);
-    break;
+    return true;
   case 'B':
     options->backward = true;
-    break;
+    return true;
   case 'c':
     options->check = true;
-    break;
+    return true;
   case 'r':
     options->repeat = parse_count(state, "repeat", text, 1, NULL);
-    break;
+    return true;
   case 'S':
     options->seed = (uint64_t)parse_count(state, "seed", text, 0, NULL);
-    break;
+    return true;
   case 'g':
     options->svg = text;
-    break;
+    return true;
   case 'o':
     options->output = text;
-    break;
+    return true;
   case 'j':
     options->json = true;
-    break;
-  case ARGP_KEY_ARG:
-    parse_operand(state, text, parse);
-    break;
-  case ARGP_KEY_END:
-    parse_end(state, parse);
-    break;
+    return true;
   default:
-    return ARGP_ERR_UNKNOWN;
+    return false;
   }
+}
+
+static error_t parse_option(int key, char *text, struct argp_state *state) {
+  ParseState *parse = state->input;
+  if (key == ARGP_KEY_ARG)
+    parse_operand(state, text, parse);
+  else if (key == ARGP_KEY_END)
+    parse_end(state, parse);
+  else if (!parse_subject(key, text, state, parse->options) &&
+           !parse_action(key, text, state, parse->options))
+    return ARGP_ERR_UNKNOWN;
   return 0;
 }
 
@@ -201,33 +211,4 @@ void options_parse(int count, char **arguments, unsigned groups, const char *syn
   ParseState parse = {groups, options};
   argp_err_exit_status = EX_USAGE;
   argp_parse(&parser, count, arguments, 0, NULL, &parse);
-}
-
-rota_status model_open(const Options *options, Model *model) {
-  *model = (Model){0};
-  size_t length;
-  if (options->chunk) {
-    model->text = memory_copy_string(options->chunk);
-    if (!model->text)
-      return ROTA_OUT_OF_MEMORY;
-    model->name = "(command line)";
-  } else {
-    ROTA_TRY(text_read_file(options->model_path, &model->text, &length));
-    model->name = options->model_path;
-  }
-  ROTA_TRY(store_create(environment_get(ENVIRONMENT_OVERRIDE_DIR), &model->store));
-  ROTA_TRY(script_create(model->store, &model->script));
-  return script_spec(model->script, model->text, model->name, &model->spec);
-}
-
-void model_close(Model *model) {
-  spec_free(&model->spec);
-  script_destroy(model->script);
-  store_destroy(model->store);
-  free(model->text);
-}
-
-int command_fail(const char *subcommand) {
-  fprintf(stderr, "rota %s: %s\n", subcommand, status_message());
-  return EXIT_FAILURE;
 }

@@ -1,8 +1,8 @@
-/* What the subcommands of `rota` share: option groups, and the steps from a model to a spec. */
+/* What the subcommands of `rota` share: option groups for argp. */
 #ifndef ROTA_COMMAND_OPTIONS_H
 #define ROTA_COMMAND_OPTIONS_H
 
-#include "generator/script.h"
+#include "rota/rota.h"
 
 enum { VALUES_MAX = 16 };
 
@@ -49,25 +49,5 @@ enum {
  * --help. */
 void options_parse(int count, char **arguments, unsigned groups, const char *synopsis,
                    const char *description, Options *options);
-
-/* Opens the store (with ROTA_OVERRIDE_DIR) and Lua, and runs the model. */
-typedef struct Model {
-  Store *store;
-  Script *script;
-  Spec spec;
-  char *text;       /* the script */
-  const char *name; /* its name in messages */
-} Model;
-rota_status model_open(const Options *options, Model *model);
-void model_close(Model *model);
-
-/* Prints `rota NAME: message` to stderr; returns the exit status 1. */
-int command_fail(const char *subcommand);
-/* Prints the status's message and returns 1 unless OK. */
-#define COMMAND_TRY(name, call)                                                                    \
-  do {                                                                                             \
-    if ((call) != ROTA_OK)                                                                         \
-      return command_fail(name);                                                                   \
-  } while (0)
 
 #endif

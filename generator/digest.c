@@ -1,4 +1,4 @@
-/* Level 0. XXH3 with 128 bits, written most significant digit first. */
+/* Level 1. XXH3 with 128 bits, written most significant digit first. */
 #include "generator/digest.h"
 
 #include <stdio.h>

@@ -1,28 +1,31 @@
 /* Level 2. Masks and scores: one expression language, one AST, five uses.
  *
- *   parse + check      expression_parse.c, expression_check.c: messages with line, column and caret
- *   interval           expression_interval.c: is a mask all true / all false on a box of positions?
+ *   parse + check      expression_parse.c, expression_build.c: messages with line and caret
+ *   interval           expression_interval.c: is a mask all true / all false on a box?
+ *   bounds             expression_bounds.c: no tensor index leaves its tensor
  *   C evaluation       expression_evaluate.c: rows of positions, for the CPU device and the tests
  *   CUDA text          expression_emit.c
  *   derivative by s    expression_derive.c
  *
- * Operators are Lua's, with Lua's precedence: `or` < `and` < comparison (< > <= >= ~= ==) < `|`...
- * (no bit operators) < `+ -` < `* / // %` < unary (`not -`) < `^` (float power). `//` and `%`
- * floor; `/` is float; comparisons and `and or not` are boolean; select(c, a, b) is the
- * conditional. `and`, `or` and `select` evaluate only what they need: a tensor index guarded by a
- * condition is not out of bounds.
+ * Operators are Lua's, with Lua's precedence: `or` < `and` < comparison (< > <= >= ~= ==) < `+ -`
+ * < `* / // %` < unary (`not -`) < `^` (float power). `//` and `%` floor; `/` is float; comparisons
+ * and `and or not` are boolean; select(c, a, b) is the conditional. `and`, `or` and `select`
+ * evaluate only what they need: a tensor index guarded by a condition is not out of bounds.
+ *
+ * Functions: min max (two or more operands) abs floor ceil sqrt select int (toward zero,
+ * saturating) float; in scores also exp log tanh sigmoid sin cos erf, and `^` with any exponent
+ * (in masks only a constant from 0 to 16, which is repeated multiplication).
  *
  * Integers are exact: an operation that could leave 64 bits under the assumed ranges (see LIMIT_*)
  * is an error; where it fits 32 bits the CUDA text uses int, else long long. int op float is float.
- * Floats are fp32; in masks no contraction to fused multiply-add and only exactly rounded functions
- * (min max abs floor ceil sqrt), so that host, CPU device and GPU classify alike; scores may use
- * exp log tanh sigmoid sin cos erf too. Division (/, // and %) by zero: an error where the
- * expression shows it (a constant 0), else the result is 0.
+ * Floats are fp32; in masks no contraction to fused multiply-add and only exactly rounded
+ * functions, so that host, CPU device and GPU classify alike. min(a, b) is a if a < b, else b;
+ * max(a, b) is a if a > b, else b (so a NaN on the left is ignored). Division (/, // and %) by
+ * zero: an error where the expression shows it (a constant 0), else the result is 0.
  *
- * Index variables q k h b count within their sequence; n_q n_k are its lengths; heads is not known
- * to an expression. `s` (scores only) is the scaled score. Unknown names followed by `[` are
- * tensors, declared by use.
- */
+ * Index variables q k h b count within their sequence; n_q n_k are its lengths; the number of
+ * heads is not known to an expression. `s` (scores only) is the scaled score. Unknown names
+ * followed by `[` are tensors, declared by use. */
 #ifndef ROTA_GENERATOR_EXPRESSION_H
 #define ROTA_GENERATOR_EXPRESSION_H
 
@@ -33,8 +36,9 @@ enum {
   PARAMETERS_MAX = 24,  /* templates/lib/abi.h has the same two */
   TENSORS_MAX = 8,
   TENSOR_RANK_MAX = 4,
+  EXPRESSION_TEXT_MAX = 1 << 20, /* bytes of source text */
 };
-/* Assumed ranges: lengths and indices below 2^26, |int parameter| <= 2^30, int tensor elements any
+/* Assumed ranges: lengths and indices up to 2^26, |int parameter| <= 2^30, int tensor elements any
  * int32. Plans check them. */
 #define LIMIT_LENGTH    ((int64_t)1 << 26)
 #define LIMIT_PARAMETER ((int64_t)1 << 30)
@@ -46,8 +50,8 @@ typedef union Scalar {
   float f;
 } Scalar;
 
-/* A named parameter; `value` is the script's, which a plan may replace unless `constant` (then it
- * is baked in). */
+/* A named parameter; `value` is the script's, which a plan may replace unless `constant`: then the
+ * value at the time of parsing is baked in as a literal, and must be finite. */
 typedef struct Parameter {
   char name[SYMBOL_NAME_MAX];
   ValueType type; /* INT or FLOAT */
@@ -84,9 +88,9 @@ typedef struct Bindings {
   struct TensorRanges *ranges[TENSORS_MAX]; /* for intervals: see expression_prepare_ranges */
 } Bindings;
 
-typedef struct Expression Expression; /* immutable, reference counted */
+typedef struct Expression Expression; /* immutable, reference counted (atomically) */
 
-/* Where the text comes from, for messages and #line. */
+/* Where the text comes from, for messages and #line. `file` NULL: messages say "expression". */
 typedef struct SourcePlace {
   const char *file; /* "model.lua" */
   int line;
@@ -100,22 +104,26 @@ typedef struct ScopeEntry {
   int index;
 } ScopeEntry;
 
-/* Parses and type-checks. Tensors not yet in `symbols` are added (INT32 in masks, FP32 in scores).
- * `scope` has scope_count entries. Fails with SCRIPT: "model.lua:3: unknown name 'w'\n    k <= q +
- * w\n             ^". */
+/* May a parameter or tensor bear this name? A short identifier that means nothing else here. */
+bool expression_name_valid(const char *name);
+
+/* Parses and type-checks. Tensors not yet in `symbols` are added (INT32 in masks, FP32 in scores);
+ * on failure `symbols` is as before. `scope` has scope_count entries; NULL: every parameter under
+ * its own name. Fails with SCRIPT:
+ * "model.lua:3: unknown name 'w'\n    k <= q + w\n             ^". */
 rota_status expression_parse(const char *text, SourcePlace place, ExpressionKind kind,
                              Symbols *symbols, const ScopeEntry *scope, int scope_count,
                              Expression **expression);
 Expression *expression_retain(Expression *expression);
 void expression_release(Expression *expression); /* NULL is fine */
 
-/* Boolean combinations of masks, for &, | and ~. They retain their operands; NULL on out-of-memory.
- */
-Expression *expression_and(Expression *a, Expression *b);
-Expression *expression_or(Expression *a, Expression *b);
-Expression *expression_not(Expression *a);
-/* Replaces s in `outer` by `inner` (scores compose): outer(inner(s)). */
-Expression *expression_substitute_score(Expression *outer, Expression *inner);
+/* Boolean combinations of masks, for &, | and ~. They keep what they need of their operands, which
+ * stay the caller's; NULL, with a message, when memory runs out or the result is too large. */
+Expression *expression_and(const Expression *a, const Expression *b);
+Expression *expression_or(const Expression *a, const Expression *b);
+Expression *expression_not(const Expression *a);
+/* Replaces s in `outer` by `inner` (scores compose): outer(inner(s)). NULL as above. */
+Expression *expression_substitute_score(const Expression *outer, const Expression *inner);
 /* d expression / d s, simplified. SCRIPT if it has none (floor of s). */
 rota_status expression_derivative(const Expression *expression, Expression **derivative);
 
@@ -135,17 +143,17 @@ typedef struct Box {
 typedef enum Ternary { TERNARY_FALSE, TERNARY_TRUE, TERNARY_UNKNOWN } Ternary;
 
 /* FALSE and TRUE are proofs for every position of the box; UNKNOWN is always allowed, but on a
- * single position the answer is exact. */
+ * single position the answer is exact. Thread-safe, allocates nothing. */
 Ternary expression_interval(const Expression *mask, const Bindings *bindings, const Box *box);
 
-/* Builds the range-minimum structures of the int tensors of masks, so that intervals over tensors
- * are quick. */
+/* Builds the range-minimum structures of the masks' tensors that have data, so that intervals over
+ * tensors are quick (without them, tensor elements count as unknown). They borrow the data. */
 rota_status expression_prepare_ranges(const Symbols *symbols, Bindings *bindings);
 void expression_release_ranges(Bindings *bindings);
 
-/* Proves that no tensor index leaves its tensor for any position of the sequence box; else
- * INVALID_ARGUMENT naming tensor, dimension, index range and size. Guards by `and`, `or` and
- * `select` are honoured where intervals can see them. */
+/* Proves that no tensor index leaves its tensor for any position of the box; else INVALID_ARGUMENT
+ * naming tensor, dimension, index range and size. Guards by `and`, `or` and `select` are honoured
+ * where intervals, affine inequalities or a bounded subdivision can see them. */
 rota_status expression_check_bounds(const Expression *expression, const Symbols *symbols,
                                     const Bindings *bindings, const Box *box);
 
@@ -153,7 +161,8 @@ rota_status expression_check_bounds(const Expression *expression, const Symbols 
 typedef struct RowPosition {
   int32_t q, h, b, n_q, n_k;
 } RowPosition;
-/* out[i] = mask at k_begin + i. Thread-safe, allocates nothing (works in blocks on the stack). */
+/* out[i] = mask at k_begin + i. Thread-safe, allocates nothing (works in blocks on the stack). An
+ * index outside its tensor, or a tensor without data, reads as 0. */
 void expression_evaluate_mask(const Expression *mask, const Bindings *bindings,
                               const RowPosition *row, int32_t k_begin, int32_t count, bool *out);
 /* out[i] = score or derivative at k_begin + i for scaled score s[i]; out may be s. */
@@ -162,13 +171,14 @@ void expression_evaluate_score(const Expression *score, const Bindings *bindings
                                const float *s, float *out);
 
 /* CUDA text of the expression, one line without newline. In it stand: at.q at.k at.h at.b at.n_q
- * at.n_k (int), s (float), `name` for each parameter, and tensor_NAME(i, j) for each element access
- * (long long indices); helpers rota_floor_div, rota_floor_mod, rota_float_div, rota_select... from
- * templates/lib/expression.cuh. `exact` (masks): __fadd_rn and friends. */
+ * at.n_k (int), s (float), p_NAME for each parameter, and tensor_NAME(i, j) for each element
+ * access (long long indices); helpers rota_* of namespace rota from templates/lib/expression.cuh.
+ * `exact` (masks): __fadd_rn and friends. */
 void expression_emit(const Expression *expression, const Symbols *symbols, bool exact, Text *out);
 /* Place of the first leaf, for #line. */
 SourcePlace expression_place(const Expression *expression);
-/* Lua-syntax text, fully parenthesised, for messages, digests and tests. */
+/* Lua-syntax text, fully parenthesised, for messages, digests and tests; parsing it with the same
+ * symbols gives an equal expression. */
 void expression_print(const Expression *expression, const Symbols *symbols, Text *out);
 
 #endif

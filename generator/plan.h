@@ -1,59 +1,76 @@
-/* Level 5. One shape: tile maps, verified patterns, and the tables that kernels read
+/* Level 7. One shape: tile maps, verified patterns, and the tables that kernels read
  * (templates/lib/abi.h), in one host image. */
 #ifndef ROTA_GENERATOR_PLAN_H
 #define ROTA_GENERATOR_PLAN_H
 
+#include "generator/lengths.h"
 #include "generator/schedule.h"
 #include "generator/spec.h"
 #include "generator/tiling.h"
 #include "templates/lib/abi.h"
 
-/* Copied and checked lengths; arrays have `batch` entries. */
-typedef struct Lengths {
-  int32_t batch;
-  bool packed;
-  int32_t *n_q, *n_k;         /* rows in use */
-  int32_t *rows_q, *rows_k;   /* rows of the slot: outputs beyond n are zeros */
-  int64_t *begin_q, *begin_k; /* first row of the slot; 0 unless packed */
-} Lengths;
-/* INVALID_ARGUMENT: negative or descending values, used beyond the slot, over LIMIT_LENGTH, only
- * one cu_seqlens given. */
-rota_status lengths_create(const rota_lengths *request, Lengths **lengths);
-void lengths_destroy(Lengths *lengths);
-
 typedef struct Plan {
   rota_direction direction;
   int heads, kv_heads;
+  float scale; /* softmax scale, the spec's */
   Tiling tiling;
   Lengths *lengths;
   Symbols symbols;
-  Bindings bindings; /* of host tensors; their data are copies owned by the plan */
+  Bindings bindings; /* of host tensors; their data are copies within the image, row-major */
   /* The image: sections at 16-byte aligned offsets, uploaded as it is. Pointers into it are for the
    * host. */
   unsigned char *image;
-  size_t image_bytes;
-  RotaSection sequences, rows, runs, row_items, chains, visits, chain_items,
-      queue;                        /* offset and count of each */
-  RotaSection tensors[TENSORS_MAX]; /* data of plan-owned tensors within the image; count 0: passed
-                                       at each run */
+  size_t image_bytes;                             /* at least 16 */
+  RotaSection sequences, rows, runs, row_items;   /* offset and count of each */
+  RotaSection chains, visits, chain_items, queue; /* count 0 in a forward plan */
+  RotaSection
+      tensors[TENSORS_MAX]; /* elements of plan-owned tensors; count 0: passed at each run */
   int32_t workers;
   RotaWorkspace workspace; /* offsets and total bytes */
   int64_t full_tiles, partial_tiles, empty_tiles;
-  Digest pattern_digest; /* of the tables that decide bits: runs, rows, chains, visits; not the
-                            items' order */
+  /* Of all that decides bits beside the cubin: lengths, heads, scale, values, tensors, and the
+   * tables runs, rows, chains, visits; not the items' order. */
+  Digest pattern_digest;
 } Plan;
 
-/* Builds maps (one per distinct mask plane), pattern and assignment, verifies, lays out. */
+/* Builds maps (one per distinct mask plane), pattern and assignment, verifies, lays out. `rule` may
+ * be NULL for FORWARD. */
 rota_status plan_build(const Spec *spec, rota_direction direction, const Tiling *tiling,
                        const ScheduleRule *rule, const rota_plan_request *request, Plan **plan);
 void plan_destroy(Plan *plan);
-/* Blocks of a launch. */
+/* Blocks of a launch; 0 is possible: there is nothing to launch then. */
 int64_t plan_grid(const Plan *plan, Grid grid);
-/* Typed views of the image's sections. */
+/* Start of a section, of which the caller knows the type. */
 const void *plan_section(const Plan *plan, RotaSection section);
+/* Query tiles of all sequences: RotaArguments.tiles. */
+int64_t plan_q_tiles(const Plan *plan);
+/* A chain's worker may wait for another's: the launch order of the items matters. */
+bool plan_is_ordered(const Plan *plan);
+
+/* Checks the tables themselves, whatever made them: every index and count in range, every item
+ * present once, ranks complete under the queue's order. A kernel given checked tables stays in
+ * bounds and ends. FILE with what is wrong. */
+rota_status plan_check(const Plan *plan);
+
+/* What pattern_digest must be. */
+rota_status plan_digest_tables(const Plan *plan, Digest *digest);
+
+/* The map of one query head and the pattern of one kv head, read back from the tables. */
+rota_status plan_tile_map(const Plan *plan, int32_t sequence, int head, TileMap **map);
+rota_status plan_pattern(const Plan *plan, int32_t sequence, int kv_head, Pattern **pattern);
+
+/* Where the parts of a backward run's workspace lie; `blocks`: (query tile, query head) pairs. All
+ * 0 for FORWARD. */
+RotaWorkspace workspace_layout(rota_direction direction, const Tiling *tiling, int head_dim,
+                               int64_t blocks);
+/* A loaded plan against the kernel that is to run it: same direction, tiling, group, scale, symbols
+ * and workspace. INVALID_ARGUMENT. */
+rota_status plan_matches(const Plan *plan, const Spec *spec, rota_direction direction,
+                         const Tiling *tiling);
 
 /* A plan as bytes, versioned and checksummed; `key` (hex of the program's digest) is stored and
- * compared on load. */
+ * compared on load: INVALID_ARGUMENT if it differs. FILE if the file cannot be read or written or
+ * is damaged. */
 rota_status plan_save(const Plan *plan, const Digest *key, const char *path);
 rota_status plan_load(const char *path, const Digest *key, Plan **plan);
 

@@ -1,7 +1,7 @@
-/* Patterns by rule. Chains start by kv tile, ascending or descending, and a query tile's partials
- * are added in that same order; so a chain only ever waits for chains that started before it.
- * Within a chain the query heads of the group come one after another, each through its query tiles
- * in the rule's direction.
+/* Level 4. Patterns by rule. Chains start by kv tile, ascending or descending, and a query tile's
+ * partials are added in that same order; so a chain only ever waits for chains that started before
+ * it. Within a chain the query heads of the group come one after another, each through its query
+ * tiles in the rule's direction.
  *
  * Causal, descending chains, ascending visits: chain j starts on its diagonal tile, which no one
  * adds to before it, and its next tile was the first of chain j + 1: the chains run in step, like a

@@ -1,4 +1,5 @@
-/* Verification of a pattern, by simulation; shares no code with the rules that build patterns.
+/* Level 4. Verification of a pattern, by simulation; shares no code with the rules that build
+ * patterns.
  *
  * One worker alone is the hardest case: it runs the chains to their ends one after another, so a
  * visit that had to wait would wait for ever. If no visit waits then, none waits for ever with more

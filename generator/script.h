@@ -1,4 +1,4 @@
-/* Level 5. Lua, behind one door: the only file that includes lua.h is script.c. Runs the shipped
+/* Level 6. Lua, behind one door: the only file that includes lua.h is script.c. Runs the shipped
  * policy (lua/) and, in the sandbox, users' model scripts. A Script is confined to one thread at a
  * time (the runtime locks it). */
 #ifndef ROTA_GENERATOR_SCRIPT_H
@@ -16,7 +16,8 @@ rota_status script_create(const Store *store, Script **script);
 void script_destroy(Script *script);
 
 /* Runs `return rota.attention{...}`; the finished spec is the caller's (spec_free). Limits: 10^8
- * instructions, 64 MB. */
+ * instructions, 64 MB, 10 s of processor time. Errors: SCRIPT as `file:line: message`, those of
+ * spec_finish, OUT_OF_MEMORY. */
 rota_status script_spec(Script *script, const char *text, const char *chunk_name, Spec *spec);
 /* The spec from plain fields: mask and score strings are Lua expressions in the same vocabulary. */
 rota_status script_spec_from_fields(Script *script, const rota_spec_fields *fields, Spec *spec);
@@ -34,7 +35,9 @@ rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tili
                             ScheduleRule *rule);
 
 /* Names in a vocabulary table ("masks", "scores", "schedules"), sorted, NULL at the end; owned by
- * the script. For tests and help. */
+ * the script. For tests and help. "mask_examples", "mask_abouts", "schedule_sources" and the like:
+ * each name's example or description, in the order of the names. NULL if there is no such table, or
+ * on out-of-memory. */
 const char *const *script_names(Script *script, const char *table);
 
 #endif

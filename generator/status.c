@@ -74,8 +74,11 @@ static void *out_of_memory(size_t count, size_t size) {
 }
 
 void *memory_allocate(size_t count, size_t size) {
+  size_t bytes;
+  if (__builtin_mul_overflow(count, size, &bytes))
+    return out_of_memory(count, size);
   /* At least one byte, so that NULL always means failure. */
-  void *block = must_fail() ? NULL : calloc(count ? count : 1, size ? size : 1);
+  void *block = must_fail() ? NULL : calloc(bytes ? bytes : 1, 1);
   return block ? block : out_of_memory(count, size);
 }
 

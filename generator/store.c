@@ -1,4 +1,4 @@
-/* Level 0. The files compiled into the library, merged with those of an override directory.
+/* Level 2. The files compiled into the library, merged with those of an override directory.
  *
  * Everything is read when the store is created: afterwards it is immutable and may be shared by
  * threads. */

@@ -13,9 +13,11 @@ typedef struct Store Store;
  * embedded ones. */
 rota_status store_create(const char *override_dir, Store **store);
 void store_destroy(Store *store);
-/* The file's text, NUL-terminated, valid while the store lives; NULL if there is none. */
+/* The file's text, NUL-terminated, valid while the store lives; NULL if there is none. `length` may
+ * be NULL. */
 const char *store_get(const Store *store, const char *path, size_t *length);
-/* Embedded paths in sorted order, NULL at the end. */
+/* All paths in sorted order, NULL at the end: the embedded ones and those that an override
+ * directory adds. */
 const char *const *store_paths(const Store *store);
 
 #endif

@@ -1,4 +1,4 @@
-/* Level 0. The growing string behind generated source and messages, and whole files read into
+/* Level 1. The growing string behind generated source and messages, and whole files read into
  * memory. */
 #include "generator/text.h"
 
@@ -23,7 +23,7 @@ static bool reserve(Text *text, size_t more) {
     text->failed = true;
     return false;
   }
-  if (needed <= text->capacity)
+  if (text->data && needed <= text->capacity)
     return true;
   size_t capacity = text->capacity ? text->capacity : FIRST_CAPACITY;
   while (capacity < needed)

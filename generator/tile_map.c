@@ -1,6 +1,6 @@
-/* Tile maps by subdivision. A box of tiles that the interval analysis proves wholly allowed or
- * wholly forbidden is finished at once, whatever its size; the others are halved along their longer
- * side, down to single tiles. So the work follows the mask's boundary:
+/* Level 3. Tile maps by subdivision. A box of tiles that the interval analysis proves wholly
+ * allowed or wholly forbidden is finished at once, whatever its size; the others are halved along
+ * their longer side, down to single tiles. So the work follows the mask's boundary:
  *
  *     +-------+---+---+      halves are visited top before bottom and left before right; seen from
  * one row of | full  |   |   |      tiles, boxes therefore arrive from left to right, and each
@@ -13,11 +13,12 @@
 #include <string.h>
 
 enum {
-  SEARCH_INTERVALS = 256,         /* interval evaluations within one undecided tile */
-  SEARCH_SMALL_AREA = 64,         /* positions: below this, evaluating beats halving */
-  SEARCH_POSITIONS_MAX = 1 << 24, /* positions evaluated one by one in a whole map */
-  SEARCH_STACK = 64,              /* halvings of a 2^26 x 2^26 box, and some */
-  ROW_CHUNK = 256,                /* positions per evaluation call */
+  SEARCH_INTERVALS = 256,  /* interval evaluations within one undecided tile */
+  SEARCH_SMALL_AREA = 64,  /* positions: below this, evaluating beats halving */
+  SEARCH_BUDGET = 1 << 23, /* positions evaluated by searches in a whole map: some 0.1 s */
+  INTERVAL_COST = 16,      /* positions that take as long as an interval */
+  SEARCH_STACK = 64,       /* halvings of a 2^26 x 2^26 box, and some */
+  ROW_CHUNK = 256,         /* positions per evaluation call */
 };
 
 /* Runs of a row, linked, because rows grow in turns. */
@@ -33,9 +34,8 @@ typedef struct Builder {
   int32_t q_tiles, kv_tiles;
   Piece *pieces;
   int64_t piece_count, piece_capacity;
-  int32_t *first, *last;  /* q_tiles each: a row's pieces, -1 without */
-  int64_t positions_left; /* of SEARCH_POSITIONS_MAX; spent in a fixed order, so that maps are
-                             reproducible */
+  int32_t *first, *last; /* q_tiles each: a row's pieces, -1 without */
+  int64_t budget; /* of SEARCH_BUDGET; spent in a fixed order, so that maps are reproducible */
 } Builder;
 
 /* A box of tiles, ends exclusive. */
@@ -45,11 +45,6 @@ typedef struct TileBox {
 
 static int32_t smaller(int64_t a, int64_t b) {
   return (int32_t)(a < b ? a : b);
-}
-
-/* ceil(n / tile) */
-static int32_t tiles_covering(int32_t n, int32_t tile) {
-  return (int32_t)(((int64_t)n + tile - 1) / tile);
 }
 
 /* The positions of a box of tiles that exist: tiles at the edges may reach past n_q and n_k. */
@@ -186,8 +181,9 @@ static Ternary search_tile(Builder *builder, const Box *tile) {
   while (depth > 0 && !both(&found)) {
     Box box = stack[--depth];
     int64_t area = (int64_t)(box.q_max - box.q_min + 1) * (box.k_max - box.k_min + 1);
-    if (intervals < SEARCH_INTERVALS) {
+    if (intervals < SEARCH_INTERVALS && builder->budget > INTERVAL_COST) {
       intervals++;
+      builder->budget -= INTERVAL_COST;
       Ternary value = expression_interval(builder->mask, builder->bindings, &box);
       found.allowed |= value == TERNARY_TRUE;
       found.forbidden |= value == TERNARY_FALSE;
@@ -199,9 +195,9 @@ static Ternary search_tile(Builder *builder, const Box *tile) {
         continue;
       }
     }
-    if (area > builder->positions_left)
+    if (area > builder->budget)
       return TERNARY_UNKNOWN;
-    builder->positions_left -= area;
+    builder->budget -= area;
     evaluate_box(builder, &box, &found);
   }
   if (both(&found))
@@ -289,7 +285,7 @@ rota_status tile_map_build(const Expression *mask, const Bindings *bindings,
   Builder builder = {.mask = mask, .bindings = bindings, .request = *request};
   builder.q_tiles = tiles_covering(request->n_q, request->tile_q);
   builder.kv_tiles = tiles_covering(request->n_k, request->tile_kv);
-  builder.positions_left = SEARCH_POSITIONS_MAX;
+  builder.budget = SEARCH_BUDGET;
   TileMap *result = memory_allocate(1, sizeof(TileMap));
   rota_status status = result ? build_rows(&builder) : ROTA_OUT_OF_MEMORY;
   if (status == ROTA_OK) {

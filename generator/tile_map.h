@@ -31,6 +31,11 @@ typedef struct TileMap {
   int64_t full_tiles, partial_tiles;
 } TileMap;
 
+/* Tiles that cover n positions; the last may reach past them. tile > 0. */
+static inline int32_t tiles_covering(int32_t n, int32_t tile) {
+  return (int32_t)(((int64_t)n + tile - 1) / tile);
+}
+
 /* Subdivides the plane by interval evaluation; below tile size it searches on for one allowed and
  * one forbidden position, within a bounded budget, so that shipped masks come out exact. mask NULL:
  * full. Work grows with the mask's boundary. */

@@ -1,10 +1,10 @@
-/* Level 1. How large the pieces are, as Lua's architecture file decides. Every integer of the Lua
+/* Level 2. How large the pieces are, as Lua's architecture file decides. Every integer of the Lua
  * table becomes a named constant of tiling.cuh, so a new template may ask for fields that C knows
  * nothing of. */
 #ifndef ROTA_GENERATOR_TILING_H
 #define ROTA_GENERATOR_TILING_H
 
-#include "generator/status.h"
+#include "generator/value.h"
 
 enum { TILING_FIELDS_MAX = 32, LAUNCHES_MAX = 6, TILING_NAME_MAX = 48 };
 
@@ -56,5 +56,11 @@ typedef struct Tiling {
 
 /* Value of a field, `otherwise` if there is none. */
 int tiling_get(const Tiling *tiling, const char *name, int otherwise);
+const char *grid_name(Grid grid);
+
+/* From what lua/architectures returned. INTERNAL names the architecture file's mistake. */
+rota_status tiling_from_value(const Value *value, Tiling *tiling);
+rota_status target_from_value(const Value *value, Target *target);
+rota_status target_to_value(const Target *target, Value *record);
 
 #endif

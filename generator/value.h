@@ -1,5 +1,5 @@
-/* Level 1. A small tree of plain values: how Lua's tables travel between the policy in lua/ and C, so that
- * only script.c knows Lua. Lists and records are both tables; entries are sorted by key. */
+/* Level 1. A small tree of plain values: how Lua's tables travel between the policy in lua/ and C,
+ * so that only script.c knows Lua. Lists and records are both tables; entries are sorted by key. */
 #ifndef ROTA_GENERATOR_VALUE_H
 #define ROTA_GENERATOR_VALUE_H
 
@@ -32,7 +32,8 @@ typedef struct Value {
   } as;
 } Value;
 
-/* Items have numbers from 1 (name NULL), fields have names. Items come first, ascending; then fields by name. */
+/* Items have numbers from 1 (name NULL), fields have names. Items come first, ascending; then
+ * fields by name. */
 struct ValueEntry {
   char *name; /* owned */
   int64_t number;
@@ -43,8 +44,10 @@ struct ValueEntry {
 rota_status value_set_boolean(Value *table, const char *name, bool boolean);
 rota_status value_set_integer(Value *table, const char *name, int64_t integer);
 rota_status value_set_number(Value *table, const char *name, double number);
-rota_status value_set_string(Value *table, const char *name, const char *string); /* NULL: nothing */
-/* Adds an entry with a nil value to be filled in; name NULL: item `number`. NULL on out-of-memory. */
+rota_status value_set_string(Value *table, const char *name,
+                             const char *string); /* NULL: nothing */
+/* Adds an entry with a nil value to be filled in; name NULL: item `number`. NULL on out-of-memory.
+ */
 Value *value_add(Value *table, const char *name, int64_t number);
 rota_status value_copy_string(Value *value, const char *bytes, size_t length);
 /* Sorts entries as described above, below `value` too. */

@@ -15,12 +15,16 @@ static float float_of(uint32_t bits) {
   return value;
 }
 
-float number_from_bf16(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+float number_from_bf16(uint16_t bits) {
+  return float_of((uint32_t)bits << 16);
+}
 
 uint16_t number_to_bf16(float value) {
   uint32_t bits = bits_of(value);
-  /* A NaN whose payload sits in the low half would turn into infinity: keep it quiet and not zero. */
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
+  /* A NaN whose payload sits in the low half would turn into infinity: keep it quiet and not zero.
+   */
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return (uint16_t)((bits >> 16) | 0x40u);
   uint32_t tie = (bits >> 16) & 1u; /* to even */
   return (uint16_t)((bits + 0x7fffu + tie) >> 16);
 }
@@ -29,7 +33,8 @@ uint16_t number_to_bf16(float value) {
 float number_from_fp16(uint16_t half) {
   uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
   uint32_t magnitude = half & 0x7fffu;
-  if (magnitude >= 0x7c00u) return float_of(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  if (magnitude >= 0x7c00u)
+    return float_of(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
   /* Placed into fp32's fields the exponent is short by 112; the product mends it, and makes
    * subnormals normal on the way: exact, since a power of two. */
   return float_of(bits_of(float_of(magnitude << 13) * 0x1p112f) | sign);
@@ -38,10 +43,13 @@ float number_from_fp16(uint16_t half) {
 uint16_t number_to_fp16(float value) {
   uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u;
   bits &= 0x7fffffffu;
-  if (bits > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-  if (bits >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 2^16 or more */
+  if (bits > 0x7f800000u)
+    return (uint16_t)(sign | 0x7e00u);
+  if (bits >= 0x477ff000u)
+    return (uint16_t)(sign | 0x7c00u); /* rounds to 2^16 or more */
   if (bits < 0x38800000u) {
-    /* Subnormal: adding 1/2 leaves the multiple of 2^-24 in the low mantissa bits, rounded to even. */
+    /* Subnormal: adding 1/2 leaves the multiple of 2^-24 in the low mantissa bits, rounded to even.
+     */
     float shifted = float_of(bits) + 0.5f;
     return (uint16_t)(sign | (bits_of(shifted) - bits_of(0.5f)));
   }
@@ -75,7 +83,9 @@ void numbers_store(rota_dtype dtype, const float *from, int64_t count, void *to)
 }
 
 float number_round(rota_dtype dtype, float value) {
-  if (dtype == ROTA_BF16) return number_from_bf16(number_to_bf16(value));
-  if (dtype == ROTA_FP16) return number_from_fp16(number_to_fp16(value));
+  if (dtype == ROTA_BF16)
+    return number_from_bf16(number_to_bf16(value));
+  if (dtype == ROTA_FP16)
+    return number_from_fp16(number_to_fp16(value));
   return value;
 }

@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-/* One row per buffer: name, element type, count. The scratch is these arrays, one behind the other. */
+/* One row per buffer: name, element type, count. The scratch is these arrays, one behind the other.
+ */
 #define SCRATCH_LIST(X)                                                                            \
   X(q, float, (size_t)run->q_rows *(size_t)run->qk_pitch)                                          \
   X(d_o, float, (size_t)run->q_rows *(size_t)run->v_pitch)                                         \
@@ -30,7 +31,9 @@
   X(key_used, bool, (size_t)run->kv_pitch)
 
 /* Buffers start on their own cache line: neighbours belong to other threads. */
-static size_t line_up(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+static size_t line_up(size_t bytes) {
+  return (bytes + 63) & ~(size_t)63;
+}
 
 size_t cpu_scratch_bytes(const CpuRun *run) {
   size_t bytes = 0;
@@ -51,7 +54,8 @@ CpuScratch cpu_scratch(const CpuRun *run, int thread) {
   return scratch;
 }
 
-/* Four lanes: what every 64-bit processor has. Unaligned, since pitches are multiples of 8 floats only. */
+/* Four lanes: what every 64-bit processor has. Unaligned, since pitches are multiples of 8 floats
+ * only. */
 typedef float Lanes __attribute__((vector_size(16), aligned(4), may_alias));
 
 /* A 4 x 8 block of c in registers over the whole depth. */
@@ -95,11 +99,12 @@ float *cpu_element(const rota_tensor *tensor, int slot, int64_t row, int head) {
   return (float *)tensor->data + element_offset(tensor, slot, row, head);
 }
 
-void cpu_load(const CpuRun *run, const rota_tensor *tensor, int dim, int slot, int64_t row, int count,
-              int head, float *to, int pitch, int padded) {
+void cpu_load(const CpuRun *run, const rota_tensor *tensor, int dim, int slot, int64_t row,
+              int count, int head, float *to, int pitch, int padded) {
   int size = dtype_size(run->spec->dtype);
   for (int r = 0; r < count; r++) {
-    const char *from = (const char *)tensor->data + size * element_offset(tensor, slot, row + r, head);
+    const char *from =
+        (const char *)tensor->data + size * element_offset(tensor, slot, row + r, head);
     float *line = to + (ptrdiff_t)r * pitch;
     numbers_load(run->spec->dtype, from, dim, line);
     memset(line + dim, 0, (size_t)(pitch - dim) * sizeof *line);
@@ -108,26 +113,29 @@ void cpu_load(const CpuRun *run, const rota_tensor *tensor, int dim, int slot, i
     memset(to + (ptrdiff_t)count * pitch, 0, (size_t)(padded - count) * (size_t)pitch * sizeof *to);
 }
 
-void cpu_load_transposed(const CpuRun *run, const rota_tensor *tensor, int dim, int slot, int64_t row,
-                         int count, int head, float *to, int pitch) {
+void cpu_load_transposed(const CpuRun *run, const rota_tensor *tensor, int dim, int slot,
+                         int64_t row, int count, int head, float *to, int pitch) {
   int size = dtype_size(run->spec->dtype);
   float line[HEAD_DIM_MAX];
   for (int r = 0; r < count; r++) {
-    const char *from = (const char *)tensor->data + size * element_offset(tensor, slot, row + r, head);
+    const char *from =
+        (const char *)tensor->data + size * element_offset(tensor, slot, row + r, head);
     numbers_load(run->spec->dtype, from, dim, line);
-    for (int i = 0; i < dim; i++) to[(ptrdiff_t)i * pitch + r] = line[i];
+    for (int i = 0; i < dim; i++)
+      to[(ptrdiff_t)i * pitch + r] = line[i];
   }
   for (int i = 0; i < dim; i++)
     memset(to + (ptrdiff_t)i * pitch + count, 0, (size_t)(pitch - count) * sizeof *to);
 }
 
-void cpu_store(const CpuRun *run, const rota_tensor *tensor, int dim, int slot, int64_t row, int count,
-               int head, const float *from, int pitch, float factor) {
+void cpu_store(const CpuRun *run, const rota_tensor *tensor, int dim, int slot, int64_t row,
+               int count, int head, const float *from, int pitch, float factor) {
   int size = dtype_size(run->spec->dtype);
   float line[HEAD_DIM_MAX] = {0};
   for (int r = 0; r < count; r++) {
     if (from)
-      for (int i = 0; i < dim; i++) line[i] = factor * from[(ptrdiff_t)r * pitch + i];
+      for (int i = 0; i < dim; i++)
+        line[i] = factor * from[(ptrdiff_t)r * pitch + i];
     char *to = (char *)tensor->data + size * element_offset(tensor, slot, row + r, head);
     numbers_store(run->spec->dtype, line, dim, to);
   }
@@ -144,7 +152,8 @@ static RowPosition row_position(const CpuTile *tile, int r) {
 void cpu_tile_mask(const CpuRun *run, const CpuScratch *scratch, const CpuTile *tile) {
   size_t keys = (size_t)tile->keys;
   if (!tile->partial || !run->spec->mask) {
-    for (int r = 0; r < tile->rows; r++) memset(scratch->allowed + (ptrdiff_t)r * run->kv_pitch, 1, keys);
+    for (int r = 0; r < tile->rows; r++)
+      memset(scratch->allowed + (ptrdiff_t)r * run->kv_pitch, 1, keys);
     memset(scratch->row_used, tile->keys > 0, (size_t)tile->rows);
     memset(scratch->key_used, tile->rows > 0, keys);
     return;
@@ -153,7 +162,8 @@ void cpu_tile_mask(const CpuRun *run, const CpuScratch *scratch, const CpuTile *
   for (int r = 0; r < tile->rows; r++) {
     bool *allowed = scratch->allowed + (ptrdiff_t)r * run->kv_pitch;
     RowPosition position = row_position(tile, r);
-    expression_evaluate_mask(run->spec->mask, &run->bindings, &position, tile->k_begin, tile->keys, allowed);
+    expression_evaluate_mask(run->spec->mask, &run->bindings, &position, tile->k_begin, tile->keys,
+                             allowed);
     bool used = false;
     for (int j = 0; j < tile->keys; j++) {
       used |= allowed[j];
@@ -163,21 +173,26 @@ void cpu_tile_mask(const CpuRun *run, const CpuScratch *scratch, const CpuTile *
   }
 }
 
-void cpu_tile_scores(const CpuRun *run, const CpuScratch *scratch, const CpuTile *tile, bool slope) {
+void cpu_tile_scores(const CpuRun *run, const CpuScratch *scratch, const CpuTile *tile,
+                     bool slope) {
   const Spec *spec = run->spec;
   memset(scratch->s, 0, (size_t)run->q_rows * (size_t)run->kv_pitch * sizeof *scratch->s);
-  cpu_multiply_add(run->q_rows, run->kv_pitch, spec->head_dim, scratch->q, run->qk_pitch, 1, scratch->k_t,
-                   run->kv_pitch, scratch->s, run->kv_pitch);
+  cpu_multiply_add(run->q_rows, run->kv_pitch, spec->head_dim, scratch->q, run->qk_pitch, 1,
+                   scratch->k_t, run->kv_pitch, scratch->s, run->kv_pitch);
   for (int r = 0; r < tile->rows; r++) {
     float *s = scratch->s + (ptrdiff_t)r * run->kv_pitch;
-    for (int j = 0; j < tile->keys; j++) s[j] *= spec->scale;
-    if (!spec->score) continue;
+    for (int j = 0; j < tile->keys; j++)
+      s[j] *= spec->scale;
+    if (!spec->score)
+      continue;
     RowPosition position = row_position(tile, r);
     if (slope) /* before s is overwritten: the derivative is taken at the scaled score */
       expression_evaluate_score(spec->score_derivative, &run->bindings, &position, tile->k_begin,
                                 tile->keys, s, scratch->slope + (ptrdiff_t)r * run->kv_pitch);
-    expression_evaluate_score(spec->score, &run->bindings, &position, tile->k_begin, tile->keys, s, s);
+    expression_evaluate_score(spec->score, &run->bindings, &position, tile->k_begin, tile->keys, s,
+                              s);
   }
   if (slope && !spec->score)
-    for (int i = 0; i < run->q_rows * run->kv_pitch; i++) scratch->slope[i] = 1.0f;
+    for (int i = 0; i < run->q_rows * run->kv_pitch; i++)
+      scratch->slope[i] = 1.0f;
 }

@@ -20,8 +20,8 @@ static rota_status read_target(Device *device) {
       {DEVICE_REGISTERS_PER_SM, &target->registers_per_sm},
   };
   for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
-    DRIVER_TRY(driver, device_get_attribute,
-               (wanted[i].value, wanted[i].attribute, device->handle), "reading a device's limits");
+    DRIVER_TRY(driver, device_get_attribute, (wanted[i].value, wanted[i].attribute, device->handle),
+               "reading a device's limits");
   }
   target->sm = 10 * major + minor;
   target->l2_bytes = l2;
@@ -63,11 +63,13 @@ rota_status device_open(int ordinal, Device **result) {
   const Driver *driver;
   ROTA_TRY(driver_get(&driver));
   if (ordinal < 0 || ordinal >= driver->device_count)
-    return status_fail(ROTA_INVALID_ARGUMENT, "device_ordinal %d: this process sees %d GPU(s), "
-                                              "numbered from 0",
+    return status_fail(ROTA_INVALID_ARGUMENT,
+                       "device_ordinal %d: this process sees %d GPU(s), "
+                       "numbered from 0",
                        ordinal, driver->device_count);
   Device *device = memory_allocate(1, sizeof *device);
-  if (!device) return ROTA_OUT_OF_MEMORY;
+  if (!device)
+    return ROTA_OUT_OF_MEMORY;
   device->driver = driver;
   device->ordinal = ordinal;
   device->references = 1;
@@ -77,8 +79,10 @@ rota_status device_open(int ordinal, Device **result) {
     CUresult named = driver->device_get_name(device->name, sizeof device->name, device->handle);
     status = driver_check(driver, named, "device_get_name", "opening a device");
   }
-  if (status == ROTA_OK) status = read_target(device);
-  if (status == ROTA_OK) status = open_relaxed(device);
+  if (status == ROTA_OK)
+    status = read_target(device);
+  if (status == ROTA_OK)
+    status = open_relaxed(device);
   if (status != ROTA_OK) {
     device_release(device);
     return status;
@@ -93,7 +97,8 @@ Device *device_retain(Device *device) {
 }
 
 void device_release(Device *device) {
-  if (!device || __atomic_sub_fetch(&device->references, 1, __ATOMIC_ACQ_REL) > 0) return;
+  if (!device || __atomic_sub_fetch(&device->references, 1, __ATOMIC_ACQ_REL) > 0)
+    return;
   if (device->context) {
     int mode;
     if (device->upload && device_enter_setup(device, "a stream", &mode) == ROTA_OK) {
@@ -107,13 +112,21 @@ void device_release(Device *device) {
 }
 
 bool device_is_live(const Device *device) {
+  if (__atomic_load_n(&device->lost, __ATOMIC_ACQUIRE))
+    return false;
   const Driver *driver = device->driver;
   unsigned flags;
   int active = 0;
-  if (driver->primary_get_state(device->handle, &flags, &active) != 0 || !active) return false;
-  if (!device->context_id) return true;
+  if (driver->primary_get_state(device->handle, &flags, &active) != 0 || !active)
+    return false;
+  if (!device->context_id)
+    return true;
   unsigned long long id = 0;
   return driver->context_get_id(device->context, &id) == 0 && id == device->context_id;
+}
+
+void device_give_up(Device *device) {
+  __atomic_store_n(&device->lost, true, __ATOMIC_RELEASE);
 }
 
 rota_status device_enter(const Device *device, const char *what) {
@@ -123,8 +136,8 @@ rota_status device_enter(const Device *device, const char *what) {
                        "memory along: destroy the plans and kernels from before the reset and "
                        "prepare them again",
                        device->ordinal, what);
-  return driver_check(device->driver, device->driver->context_push(device->context),
-                      "context_push", "entering the primary context");
+  return driver_check(device->driver, device->driver->context_push(device->context), "context_push",
+                      "entering the primary context");
 }
 
 void device_leave(const Device *device) {
@@ -137,7 +150,8 @@ rota_status device_enter_setup(const Device *device, const char *what, int *mode
   *mode = CAPTURE_RELAXED;
   rota_status status = driver_check(device->driver, device->driver->exchange_capture_mode(mode),
                                     "exchange_capture_mode", "entering the primary context");
-  if (status != ROTA_OK) device_leave(device);
+  if (status != ROTA_OK)
+    device_leave(device);
   return status;
 }
 
@@ -151,8 +165,10 @@ static rota_status allocate_and_copy(const Device *device, const void *data, siz
   const Driver *driver = device->driver;
   DRIVER_TRY(driver, memory_allocate, (address, bytes), "allocating a plan's tables");
   CUresult result = driver->copy_to_device(*address, data, bytes, device->upload);
-  if (result == 0) result = driver->stream_synchronize(device->upload);
-  if (result == 0) return ROTA_OK;
+  if (result == 0)
+    result = driver->stream_synchronize(device->upload);
+  if (result == 0)
+    return ROTA_OK;
   driver->memory_free(*address);
   *address = 0;
   return driver_check(driver, result, "copy_to_device", "uploading a plan's tables");
@@ -161,7 +177,8 @@ static rota_status allocate_and_copy(const Device *device, const void *data, siz
 rota_status device_upload(const Device *device, const void *data, size_t bytes,
                           CUdeviceptr *address) {
   *address = 0;
-  if (bytes == 0) return ROTA_OK;
+  if (bytes == 0)
+    return ROTA_OK;
   int mode;
   ROTA_TRY(device_enter_setup(device, "this kernel", &mode));
   rota_status status = allocate_and_copy(device, data, bytes, address);
@@ -171,7 +188,8 @@ rota_status device_upload(const Device *device, const void *data, size_t bytes,
 
 void device_free(const Device *device, CUdeviceptr address) {
   int mode;
-  if (!address || device_enter_setup(device, "memory", &mode) != ROTA_OK) return;
+  if (!address || device_enter_setup(device, "memory", &mode) != ROTA_OK)
+    return;
   device->driver->memory_free(address);
   device_leave_setup(device, mode);
 }

@@ -7,8 +7,9 @@
 
 #include "runtime/library.h"
 
-/* The real library first. The name without a version exists where only the toolkit's stub is installed, whose cuInit
- * fails; it comes last and its failure is explained. WSL keeps the driver outside the linker's path. */
+/* The real library first. The name without a version exists where only the toolkit's stub is
+ * installed, whose cuInit fails; it comes last and its failure is explained. WSL keeps the driver
+ * outside the linker's path. */
 static const char *const driver_names[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1",
                                            "libcuda.so", NULL};
 
@@ -27,7 +28,7 @@ static rota_status find_symbols(Library *library, Driver *driver) {
 #define X(name, symbol, need, parameters)                                                          \
   {                                                                                                \
     void *address = library_symbol(library, symbol);                                               \
-    if (!address && need == REQUIRED)                                                              \
+    if (!address && (need) == REQUIRED)                                                            \
       return status_fail(ROTA_NO_DEVICE,                                                           \
                          "%s has no %s: the CUDA driver is too old (11.4 or newer is needed)",     \
                          library_path(library), symbol);                                           \
@@ -43,8 +44,10 @@ static rota_status initialise(Library *library, Driver *driver) {
   ROTA_TRY(find_symbols(library, driver));
   driver->path = library_path(library);
   CUresult result = driver->init(0);
-  if (result == 0) result = driver->get_version(&driver->version);
-  if (result == 0) result = driver->device_get_count(&driver->device_count);
+  if (result == 0)
+    result = driver->get_version(&driver->version);
+  if (result == 0)
+    result = driver->device_get_count(&driver->device_count);
   if (result != 0) {
     const char *name = NULL, *text = NULL;
     driver->get_error_name(result, &name);
@@ -64,16 +67,18 @@ static rota_status find_driver(void) {
   Text tried = {0};
   Library *library = library_open(driver_names, &tried);
   if (!library) {
-    rota_status status = status_fail(
-        ROTA_NO_DEVICE, "no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver, or "
-                        "use the CPU device. Tried:\n%s",
-        tried.data ? tried.data : "");
+    rota_status status =
+        status_fail(ROTA_NO_DEVICE,
+                    "no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver, or "
+                    "use the CPU device. Tried:\n%s",
+                    tried.data ? tried.data : "");
     text_free(&tried);
     return status;
   }
   text_free(&tried);
   rota_status status = initialise(library, &process.driver);
-  /* On failure the library stays loaded: unloading a driver whose cuInit ran is not safe. Its path may be in a message. */
+  /* On failure the library stays loaded: unloading a driver whose cuInit ran is not safe. Its path
+   * may be in a message. */
   process.library = library;
   return status;
 }
@@ -91,14 +96,16 @@ rota_status driver_get(const Driver **driver) {
   rota_status status = process.status;
   pthread_mutex_unlock(&process.lock);
   /* Written once under the lock, constant from then on. */
-  if (status != ROTA_OK) return status_fail(status, "%s", process.message);
+  if (status != ROTA_OK)
+    return status_fail(status, "%s", process.message);
   *driver = &process.driver;
   return ROTA_OK;
 }
 
 static const char *symbol_of(const char *call) {
 #define X(name, symbol, need, parameters)                                                          \
-  if (strcmp(call, #name) == 0) return symbol;
+  if (strcmp(call, #name) == 0)                                                                    \
+    return symbol;
   DRIVER_SYMBOLS(X)
 #undef X
   return call;
@@ -106,7 +113,8 @@ static const char *symbol_of(const char *call) {
 
 rota_status driver_check(const Driver *driver, CUresult result, const char *call,
                          const char *purpose) {
-  if (result == 0) return ROTA_OK;
+  if (result == 0)
+    return ROTA_OK;
   const char *name = NULL, *text = NULL;
   driver->get_error_name(result, &name);
   driver->get_error_string(result, &text);

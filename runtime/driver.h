@@ -1,7 +1,9 @@
-/* Level 1. The CUDA driver, through dlopen of libcuda.so.1: a table of functions, and errors in words.
+/* Level 1. The CUDA driver, through dlopen of libcuda.so.1: a table of functions, and errors in
+ * words.
  *
- * No CUDA header is used: what is declared here is the part of the driver's ABI that Rota calls. The driver is looked for
- * when first asked for, never when the library is loaded, and stays open for the life of the process. */
+ * No CUDA header is used: what is declared here is the part of the driver's ABI that Rota calls.
+ * The driver is looked for when first asked for, never when the library is loaded, and stays open
+ * for the life of the process. */
 #ifndef ROTA_RUNTIME_DRIVER_H
 #define ROTA_RUNTIME_DRIVER_H
 
@@ -57,11 +59,13 @@ typedef struct Driver {
   const char *path; /* the file that was loaded */
 } Driver;
 
-/* The process's driver, initialised, with a GPU behind it. NO_DEVICE says what is missing and where it was looked for.
- * A failure is remembered: cuInit answers the same for the life of a process. Thread-safe. */
+/* The process's driver, initialised, with a GPU behind it. NO_DEVICE says what is missing and where
+ * it was looked for. A failure is remembered: cuInit answers the same for the life of a process.
+ * Thread-safe. */
 rota_status driver_get(const Driver **driver);
 
-/* OK for result 0; else DRIVER (OUT_OF_MEMORY where memory ran out) with "CALL: NAME (TEXT)" and `purpose`. */
+/* OK for result 0; else DRIVER (OUT_OF_MEMORY where memory ran out) with "CALL: NAME (TEXT)" and
+ * `purpose`. */
 rota_status driver_check(const Driver *driver, CUresult result, const char *call,
                          const char *purpose);
 

@@ -2,8 +2,9 @@
  *
  *     X(name in Driver, symbol of libcuda, REQUIRED or OPTIONAL, parameters)
  *
- * The symbol carries the version suffix of the ABI whose parameters are declared here (cuMemAlloc_v2 takes 64-bit sizes);
- * cuda.h hides these suffixes behind macros. OPTIONAL symbols came with the driver named behind them and may be NULL. */
+ * The symbol carries the version suffix of the ABI whose parameters are declared here
+ * (cuMemAlloc_v2 takes 64-bit sizes); cuda.h hides these suffixes behind macros. OPTIONAL symbols
+ * came with the driver named behind them and may be NULL. */
 #ifndef ROTA_RUNTIME_DRIVER_SYMBOLS_H
 #define ROTA_RUNTIME_DRIVER_SYMBOLS_H
 

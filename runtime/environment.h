@@ -1,10 +1,12 @@
-/* Level 0. The environment: the only module that reads it, so that this list is all that can change Rota's behaviour from outside. */
+/* Level 0. The environment: the only module that reads it, so that this list is all that can change
+ * Rota's behaviour from outside. */
 #ifndef ROTA_RUNTIME_ENVIRONMENT_H
 #define ROTA_RUNTIME_ENVIRONMENT_H
 
 #include "generator/status.h"
 
-/* Identifier, variable, whether an empty value says something (else it counts as unset), meaning. The ROTA_ ones come first. */
+/* Identifier, variable, whether an empty value says something (else it counts as unset), meaning.
+ * The ROTA_ ones come first. */
 #define ENVIRONMENT_LIST(X)                                                                        \
   X(DEBUG, "ROTA_DEBUG", false, "0 (quiet) to 4 (every stage), printed to stderr")                 \
   X(CACHE_DIR, "ROTA_CACHE_DIR", true, "directory of the cubin cache; empty: no disk cache")       \
@@ -27,7 +29,8 @@ typedef enum Environment {
       ENVIRONMENT_COUNT
 } Environment;
 
-/* The value, NULL if unset. Borrowed until the process changes its environment: copy what is kept. */
+/* The value, NULL if unset. Borrowed until the process changes its environment: copy what is kept.
+ */
 const char *environment_get(Environment variable);
 const char *environment_name(Environment variable);
 const char *environment_meaning(Environment variable);

@@ -24,14 +24,16 @@ Library *library_open(const char *const *names, Text *tried) {
     void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
       const char *reason = dlerror();
-      if (tried) text_format(tried, "    %s: %s\n", names[i], reason ? reason : "does not load");
+      if (tried)
+        text_format(tried, "    %s: %s\n", names[i], reason ? reason : "does not load");
       continue;
     }
     Library *library = memory_allocate(1, sizeof *library);
     if (library) {
       library->handle = handle;
       library->path = resolved_path(handle, names[i]);
-      if (library->path) return library;
+      if (library->path)
+        return library;
     }
     free(library);
     dlclose(handle);
@@ -44,10 +46,13 @@ void *library_symbol(const Library *library, const char *name) {
   return dlsym(library->handle, name);
 }
 
-const char *library_path(const Library *library) { return library->path; }
+const char *library_path(const Library *library) {
+  return library->path;
+}
 
 void library_close(Library *library) {
-  if (!library) return;
+  if (!library)
+    return;
   dlclose(library->handle);
   free(library->path);
   free(library);

@@ -29,7 +29,8 @@ bool log_enabled(const Log *log, int level) {
   return log && log->level >= level;
 }
 
-/* Formats the line aside and hands it to stdio as one piece, so that the lines of processes and threads do not mix. */
+/* Formats the line aside and hands it to stdio as one piece, so that the lines of processes and
+ * threads do not mix. */
 static void print_line(const char *prefix, const char *format, va_list arguments) {
   va_list again;
   va_copy(again, arguments);

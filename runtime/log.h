@@ -12,7 +12,8 @@
 
 enum { LOG_LEVEL_MAX = 4 };
 
-/* Warnings of which a context gives each one once: what stays wrong would else be said at each kernel. */
+/* Warnings of which a context gives each one once: what stays wrong would else be said at each
+ * kernel. */
 #define LOG_ONCE_LIST(X)                                                                           \
   X(NO_CACHE_DIRECTORY)                                                                            \
   X(CACHE_NOT_WRITABLE)                                                                            \

@@ -17,19 +17,23 @@
 /* The newest major version first. libnvrtc.so alone comes with development packages. */
 static const char *const file_names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", NULL};
 
-static const char *const system_directories[] = {
-    "/usr/local/lib",     "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64",
-    "/usr/lib/wsl/lib",   "/usr/lib",                  "/opt/cuda/lib64",            NULL};
+static const char *const system_directories[] = {"/usr/local/lib",
+                                                 "/usr/lib/x86_64-linux-gnu",
+                                                 "/usr/lib/aarch64-linux-gnu",
+                                                 "/usr/lib64",
+                                                 "/usr/lib/wsl/lib",
+                                                 "/usr/lib",
+                                                 "/opt/cuda/lib64",
+                                                 NULL};
 
-/* Below the prefix of a Python: wheels put each library under site-packages/nvidia/NAME/lib. The last pattern
- * serves a directory of version shims. */
-static const char *const wheel_patterns[] = {
-    "lib/python3*/site-packages/nvidia/*/lib",
-    "lib64/python3*/site-packages/nvidia/*/lib",
-    "lib/python3*/dist-packages/nvidia/*/lib",
-    "local/lib/python3*/dist-packages/nvidia/*/lib",
-    "versions/*/lib/python3*/site-packages/nvidia/*/lib",
-    NULL};
+/* Below the prefix of a Python: wheels put each library under site-packages/nvidia/NAME/lib. The
+ * last pattern serves a directory of version shims. */
+static const char *const wheel_patterns[] = {"lib/python3*/site-packages/nvidia/*/lib",
+                                             "lib64/python3*/site-packages/nvidia/*/lib",
+                                             "lib/python3*/dist-packages/nvidia/*/lib",
+                                             "local/lib/python3*/dist-packages/nvidia/*/lib",
+                                             "versions/*/lib/python3*/site-packages/nvidia/*/lib",
+                                             NULL};
 
 static void add_found(NvrtcSearch *search, const char *path) {
   for (size_t i = 0; i < search->count; i++)
@@ -75,7 +79,8 @@ static void look_in_list(NvrtcSearch *search, Environment variable) {
   const char *list = environment_get(variable);
   char *copy = list ? memory_copy_string(list) : NULL;
   char *rest = NULL;
-  for (char *item = copy ? strtok_r(copy, ":", &rest) : NULL; item; item = strtok_r(NULL, ":", &rest))
+  for (char *item = copy ? strtok_r(copy, ":", &rest) : NULL; item;
+       item = strtok_r(NULL, ":", &rest))
     look_in(search, environment_name(variable), item);
   free(copy);
 }
@@ -110,7 +115,8 @@ static bool strip_elements(char *path, int levels) {
   return true;
 }
 
-/* A Python at PREFIX/bin/python3: its own prefix, and that of the file it links to (a virtual environment's base). */
+/* A Python at PREFIX/bin/python3: its own prefix, and that of the file it links to (a virtual
+ * environment's base). */
 static void look_beside_python(NvrtcSearch *search, const char *directory, const char *program) {
   char path[PATH_MAX], base[PATH_MAX];
   size_t length = strlen(directory) + strlen(program) + 2;
@@ -142,23 +148,24 @@ static void look_in_wheels(NvrtcSearch *search) {
   const char *list = environment_get(ENVIRONMENT_PATH);
   char *copy = list ? memory_copy_string(list) : NULL;
   char *rest = NULL;
-  for (char *item = copy ? strtok_r(copy, ":", &rest) : NULL; item; item = strtok_r(NULL, ":", &rest)) {
+  for (char *item = copy ? strtok_r(copy, ":", &rest) : NULL; item;
+       item = strtok_r(NULL, ":", &rest)) {
     look_beside_python(search, item, "python3");
     look_beside_python(search, item, "python");
   }
   free(copy);
   const char *home = environment_get(ENVIRONMENT_HOME);
   if (home)
-    look_in_matches(search, "user's wheels", home,
-                    ".local/lib/python3*/site-packages/nvidia/*/lib", false);
+    look_in_matches(search, "user's wheels", home, ".local/lib/python3*/site-packages/nvidia/*/lib",
+                    false);
 }
 
 /* A path that the user named: the only one. A bare name is left to the linker. */
 static void look_at_path(NvrtcSearch *search, const char *origin, const char *path) {
-  const char *result = !strchr(path, '/')       ? "a name for the dynamic linker"
-                       : is_file(path)          ? "there"
+  const char *result = !strchr(path, '/')        ? "a name for the dynamic linker"
+                       : is_file(path)           ? "there"
                        : access(path, F_OK) == 0 ? "not a file"
-                                                : "no such file";
+                                                 : "no such file";
   if (!strchr(path, '/') || is_file(path))
     add_found(search, path);
   text_format(&search->places, "    %s %s: %s\n", origin, path, result);

@@ -155,12 +155,14 @@ typedef struct rota_kernel_request {
   rota_device_kind device;
   int32_t device_ordinal; /* CUDA device, 0 .. */
   rota_layout layout;
-  const char
-      *architecture; /* "sm_80", "sm_90", ...; NULL: the device's own, sm_80 where there is none */
+  /* "sm_80", "sm_90", ...; NULL: the device's own, sm_80 where there is none. With
+   * ROTA_DEVICE_CUDA and an architecture that no GPU here runs, the kernel is compiled alone: it
+   * can be looked at and exported, but rota_plan_create answers NO_DEVICE. */
+  const char *architecture;
 } rota_kernel_request;
 
 /* Says without compiling whether the request would be served: OK, or UNSUPPORTED / NONDETERMINISTIC
- * with the reason. */
+ * with the reason, or NO_DEVICE where CUDA is asked for and there is none. */
 ROTA_API rota_status rota_supports(rota_context *context, const rota_spec *spec,
                                    const rota_kernel_request *request);
 

@@ -3,8 +3,8 @@
 // padding left to chance.
 //
 // clang-format off
-//   sequences[b] -> rows[row_begin + q_tile] -> runs[begin .. end)      tiles of a query tile, along kv
-//                   chains (one per kv tile) -> visits[begin .. end)    tiles of a kv tile, as visited
+//   sequences[b] -> rows[row_begin + q_tile] -> runs[begin .. end)    tiles of a query tile
+//                   chains (one per kv tile) -> visits[begin .. end)    of a kv tile, as visited
 //
 //   row_items[i]   = (row, query head)   blocks of forward, delta, dQ; longest first
 //   chain_items[i] = (chain, kv head)    blocks of two_pass, queue entries of ordered and atomic

@@ -2,12 +2,11 @@
 // mma_m16n8k16.
 //
 // Fragments, for lane = 4 g + t (g: 0 .. 7, t: 0 .. 3):
-//   accumulator 16 x 8   d[0], d[1] = (row g, columns 2t, 2t + 1); d[2], d[3] = (row g + 8, the
-//   same columns) A 16 x 16            a[0], a[1] = (rows g, g + 8; k 2t, 2t + 1), a[2], a[3] = the
-//   same with k + 8 B 16 x 8             b[0] = (k 2t, 2t + 1; column g), b[1] = the same with k +
-//   8
-// so two neighbouring accumulators, rounded and packed, are an A operand without any exchange
-// between lanes.
+//   accumulator 16 x 8   d[0], d[1]: row g, columns 2t and 2t + 1; d[2], d[3]: row g + 8
+//   A 16 x 16            a[0], a[1]: rows g and g + 8, k = 2t, 2t + 1; a[2], a[3]: k + 8
+//   B 16 x 8             b[0]: column g, k = 2t, 2t + 1; b[1]: k + 8
+// so two neighbouring accumulators, rounded and packed, are an A operand: nothing moves between
+// lanes.
 #ifndef ROTA_LIB_MATRIX_CUH
 #define ROTA_LIB_MATRIX_CUH
 
@@ -34,11 +33,10 @@ ROTA_DEVICE void load_matrices_transposed(unsigned (&r)[4], unsigned shared) {
 // blocks at rows + 8 n and at even chunks differ from it by constants and one exclusive or. Tiles
 // start at multiples of 128 bytes.
 //
-//   along    matrices in the order (rows 0-7, k 0-7) (rows 8-15, k 0-7) (rows 0-7, k 8-15) (rows
-//   8-15, k 8-15):
+//   along    the four 8 x 8 matrices in the order upper left, lower left, upper right, lower right:
 //            A stored [m][k]; transposed: B stored [k][n], as two fragments of 8 columns
-//   across   the two in the middle exchanged: B stored [n][k], as two fragments of 8 columns;
-//   transposed: A stored [k][m]
+//   across   the two in the middle exchanged:
+//            B stored [n][k], as two fragments of 8 columns; transposed: A stored [k][m]
 template <class Layout> struct BlockReader {
   unsigned origin;
 
@@ -120,11 +118,20 @@ ROTA_DEVICE void multiply_block(float (&d)[kM][kN][4], const unsigned (&a)[kM][4
   }
 }
 
-// d += A B^T with A stored [m][k] (reader along) and B stored [n][k] (reader across): S = Q K^T.
-// kBlocks: k / 16.
-template <int kBlocks, int kM, int kN, class LayoutA, class LayoutB>
-ROTA_DEVICE void multiply_transposed(float (&d)[kM][kN][4], const BlockReader<LayoutA> &a_reader,
-                                     const BlockReader<LayoutB> &b_reader) {
+// For products with nothing to do meanwhile.
+struct Nothing {
+  ROTA_DEVICE void operator()(int) const {}
+};
+
+// d += A B^T with A stored [m][k] (reader along) and B stored [n][k] (reader across), for column
+// blocks kFirst .. kFirst + kCount - 1 of 16. kBlocks: k / 16. A warp may issue a product only
+// every few cycles: meanwhile(block) is called between k blocks for other work without branches,
+// such as starting copies, to fill the gaps.
+template <int kBlocks, int kFirst, int kCount, int kM, int kN, class LayoutA, class LayoutB,
+          class Meanwhile = Nothing>
+ROTA_DEVICE void
+multiply_transposed_part(float (&d)[kM][kN][4], const BlockReader<LayoutA> &a_reader,
+                         const BlockReader<LayoutB> &b_reader, Meanwhile meanwhile = Meanwhile()) {
 #pragma unroll
   for (int block = 0; block < kBlocks; block++) {
     unsigned a[kM][4];
@@ -132,44 +139,46 @@ ROTA_DEVICE void multiply_transposed(float (&d)[kM][kN][4], const BlockReader<La
     for (int m = 0; m < kM; m++)
       load_a(a[m], a_reader, 16 * m, block);
 #pragma unroll
-    for (int n = 0; n < kN / 2; n++) {
+    for (int n = kFirst; n < kFirst + kCount; n++) {
       unsigned b[2][2];
       load_b(b, b_reader, 16 * n, block);
       multiply_block(d, a, b, n);
     }
+    meanwhile(block);
   }
 }
-// The same with A already in registers: a[m][block].
+// The same for all columns: S = Q K^T.
+template <int kBlocks, int kM, int kN, class LayoutA, class LayoutB, class Meanwhile = Nothing>
+ROTA_DEVICE void multiply_transposed(float (&d)[kM][kN][4], const BlockReader<LayoutA> &a_reader,
+                                     const BlockReader<LayoutB> &b_reader,
+                                     Meanwhile meanwhile = Meanwhile()) {
+  multiply_transposed_part<kBlocks, 0, kN / 2>(d, a_reader, b_reader, meanwhile);
+}
+
+// d += A B with A in registers, a[block][m], and B stored [k][n] (reader along): O += P V.
 template <int kBlocks, int kM, int kN, class LayoutB>
-ROTA_DEVICE void multiply_transposed(float (&d)[kM][kN][4], const unsigned (&a)[kBlocks][kM][4],
-                                     const BlockReader<LayoutB> &b_reader) {
+ROTA_DEVICE void multiply_registers(float (&d)[kM][kN][4], const unsigned (&a)[kBlocks][kM][4],
+                                    const BlockReader<LayoutB> &b_reader) {
 #pragma unroll
   for (int block = 0; block < kBlocks; block++)
 #pragma unroll
     for (int n = 0; n < kN / 2; n++) {
       unsigned b[2][2];
-      load_b(b, b_reader, 16 * n, block);
+      load_b_transposed(b, b_reader, 16 * block, n);
       multiply_block(d, a[block], b, n);
     }
 }
-// d += A B with A in accumulators p (rounded here to Element) and B stored [k][n] (reader along): O
-// += P V.
+// d += A B with A in accumulators p, rounded here to Element.
 template <class Element, int kM, int kK, int kN, class LayoutB>
 ROTA_DEVICE void multiply_packed(float (&d)[kM][kN][4], const float (&p)[kM][kK][4],
                                  const BlockReader<LayoutB> &b_reader) {
+  unsigned a[kK / 2][kM][4];
 #pragma unroll
-  for (int block = 0; block < kK / 2; block++) {
-    unsigned a[kM][4];
+  for (int block = 0; block < kK / 2; block++)
 #pragma unroll
     for (int m = 0; m < kM; m++)
-      pack_a(a[m], p[m][2 * block], p[m][2 * block + 1], Element());
-#pragma unroll
-    for (int n = 0; n < kN / 2; n++) {
-      unsigned b[2][2];
-      load_b_transposed(b, b_reader, 16 * block, n);
-      multiply_block(d, a, b, n);
-    }
-  }
+      pack_a(a[block][m], p[m][2 * block], p[m][2 * block + 1], Element());
+  multiply_registers(d, a, b_reader);
 }
 
 // Writes the accumulators of 16 rows x 8 kN columns, rounded to Element, into a tile stored [m][n].

@@ -20,9 +20,8 @@ namespace rota {
 constexpr int kChunk = 8; // elements of 16 bits in 16 bytes
 
 template <int kColumnsUsed> struct TileLayout {
-  static constexpr int kColumns = kColumnsUsed; // real head dim
-  static constexpr int kPadded =
-      round_up(kColumnsUsed, 2 * kChunk); // elements per row in shared memory
+  static constexpr int kColumns = kColumnsUsed;                      // real head dim
+  static constexpr int kPadded = round_up(kColumnsUsed, 2 * kChunk); // with zeros
   static constexpr int kChunks = kPadded / kChunk;
   static constexpr int kPitch = kPadded * 2; // bytes per row
   static constexpr int kMask = kChunks % 8 == 0 ? 7 : kChunks % 4 == 0 ? 3 : 1;
@@ -38,6 +37,17 @@ template <int kColumnsUsed> struct TileLayout {
 
 // ---- Instructions ----
 
+// Hides how a pointer came about, so that the compiler keeps it in a register rather than the parts
+// of its sum, which are more.
+template <class T> ROTA_DEVICE void keep_whole(T *&pointer) {
+  asm volatile("" : "+l"(pointer));
+}
+
+// The block's dynamic shared memory, aligned for any tile.
+ROTA_DEVICE unsigned char *dynamic_shared() {
+  extern __shared__ __align__(1024) unsigned char rota_dynamic_shared[];
+  return rota_dynamic_shared;
+}
 ROTA_DEVICE unsigned shared_address(const void *pointer) {
   return (unsigned)__cvta_generic_to_shared(pointer);
 }
@@ -134,39 +144,105 @@ ROTA_DEVICE void store_row_chunk(Element *row, int chunk, const Chunk &x) {
 
 // ---- Tiles ----
 
-// Calls visit(row, chunk) for the chunks of a tile that this thread of kThreads moves; neighbouring
-// threads take neighbouring chunks. A thread's share is the same in every call, so after copy_wait
-// it may look at its own chunks before the barrier.
+// Which chunks of a tile a thread moves: a group of kAcross neighbouring threads takes neighbouring
+// chunks of a row, and then further columns and rows in constant steps that leave the swizzle alone
+// (if there are 64 threads or more), so that all addresses but one are constants away from it. A
+// thread's share is the same in every call: after copy_wait it may look at its own chunks before
+// the barrier.
+template <class Layout, int kRows, int kThreads> struct TileShare {
+  static constexpr int kAcross = Layout::kMask + 1; // divides kChunks
+  static constexpr int kDown = kThreads / kAcross;  // rows per step
+  static_assert(kThreads % kAcross == 0, "whole groups of threads");
+
+  ROTA_DEVICE static int row(int thread) { return thread / kAcross; }
+  ROTA_DEVICE static int chunk(int thread) { return thread % kAcross; }
+  // False where the tile has fewer rows than there are groups of threads and this one is idle.
+  ROTA_DEVICE static bool has(int thread, int step) {
+    return kRows % kDown == 0 || row(thread) + step < kRows;
+  }
+};
+
+// Calls visit(row, chunk) for this thread's chunks.
 template <class Layout, int kRows, int kThreads, class Visit>
 ROTA_DEVICE void for_own_chunks(int thread, Visit visit) {
-  constexpr int kCount = kRows * Layout::kChunks;
+  using Share = TileShare<Layout, kRows, kThreads>;
 #pragma unroll
-  for (int first = 0; first < kCount; first += kThreads) {
-    const int i = first + thread;
-    if (kCount % kThreads == 0 || first + kThreads <= kCount || i < kCount)
-      visit(i / Layout::kChunks, i % Layout::kChunks);
-  }
+  for (int step = 0; step < kRows; step += Share::kDown)
+#pragma unroll
+    for (int column = 0; column < Layout::kChunks; column += Share::kAcross)
+      if (Share::has(thread, step))
+        visit(Share::row(thread) + step, Share::chunk(thread) + column);
 }
 
-// Loads rows [0, kRows) into the tile at shared address `tile`; rows from row_count on (which may
-// be negative) become zeros and are not read, and so do the padding columns. `global`: element 0 of
-// the tile's first row. The caller commits and waits.
+// Loads tiles of one matrix in global memory. Made once, it keeps the thread's place in the matrix,
+// so that a tile costs little more than its copies.
+template <class Layout, int kRows, int kThreads, bool kAligned, class Element> struct TileLoader {
+  using Share = TileShare<Layout, kRows, kThreads>;
+  static constexpr int kColumns = Layout::kChunks / Share::kAcross; // copies per row
+  static constexpr int kCopies = kColumns * ((kRows + Share::kDown - 1) / Share::kDown);
+  const Element *own; // this thread's first chunk of the tile at row 0
+  unsigned offset;    // its place in shared memory
+  int row, chunk;
+
+  // `global`: element 0 of row 0; strides in elements.
+  ROTA_DEVICE TileLoader(const Element *global, long long stride_row, int thread)
+      : own(global + Share::row(thread) * stride_row + Share::chunk(thread) * kChunk),
+        offset((unsigned)Layout::offset(Share::row(thread), Share::chunk(thread))),
+        row(Share::row(thread)), chunk(Share::chunk(thread)) {
+    keep_whole(own);
+  }
+
+  // Loads rows [first, first + kRows) into the tile at shared address `tile`; rows from row_count
+  // on become zeros and are not read, and so do the padding columns. The caller commits and waits.
+  ROTA_DEVICE void load(unsigned tile, int first, long long stride_row, int row_count) const {
+    load_part(tile, tile_source(first, stride_row), stride_row, row_count - first, 0, 1);
+  }
+  // The same in `parts` calls, part = 0 .. parts - 1, each with its share of the copies: `from` is
+  // tile_source(first, stride_row), rows_left is row_count - first.
+  ROTA_DEVICE void load_part(unsigned tile, const Element *from, long long stride_row,
+                             int rows_left, int part, int parts) const {
+#pragma unroll
+    for (int i = part * kCopies / parts; i < (part + 1) * kCopies / parts; i++) {
+      const int step = i / kColumns * Share::kDown, column = i % kColumns * Share::kAcross;
+      if (kRows % Share::kDown == 0 || row + step < kRows)
+        load_chunk(place(tile, step, column), from + step * stride_row, column,
+                   row + step < rows_left);
+    }
+  }
+  // This thread's first chunk of the tile that begins at row `first`.
+  ROTA_DEVICE const Element *tile_source(int first, long long stride_row) const {
+    const Element *from = own + first * stride_row;
+    keep_whole(from);
+    return from;
+  }
+
+private:
+  ROTA_DEVICE unsigned place(unsigned tile, int step, int column) const {
+    if constexpr (Share::kDown % 8 == 0)
+      return tile + offset + (unsigned)(step * Layout::kPitch + column * 16);
+    else
+      return tile + (unsigned)Layout::offset(row + step, chunk + column);
+  }
+  ROTA_DEVICE void load_chunk(unsigned to, const Element *from, int column, bool exists) const {
+    if constexpr (kAligned) {
+      const int bytes =
+          Layout::kColumns == Layout::kPadded ? 16 : chunk_bytes<Layout::kColumns>(chunk + column);
+      copy_async(to, from + column * kChunk, exists ? bytes : 0);
+    } else {
+      Chunk x = {{0, 0, 0, 0}};
+      if (exists)
+        x = load_elements<Layout::kColumns>(from - chunk * kChunk, chunk + column);
+      store_shared_chunk(to, x);
+    }
+  }
+};
+
+// Loads one tile: rows [0, kRows) of the matrix whose row 0 `global` points to.
 template <class Layout, int kRows, int kThreads, bool kAligned, class Element>
 ROTA_DEVICE void load_tile(unsigned tile, const Element *global, long long stride_row,
                            int row_count, int thread) {
-  for_own_chunks<Layout, kRows, kThreads>(thread, [&](int row, int chunk) {
-    const unsigned to = tile + (unsigned)Layout::offset(row, chunk);
-    const Element *from = global + row * stride_row;
-    if constexpr (kAligned) {
-      const int bytes = chunk_bytes<Layout::kColumns>(chunk);
-      copy_async(to, from + chunk * kChunk, row < row_count ? bytes : 0);
-    } else {
-      Chunk x = {{0, 0, 0, 0}};
-      if (row < row_count)
-        x = load_elements<Layout::kColumns>(from, chunk);
-      store_shared_chunk(to, x);
-    }
-  });
+  TileLoader<Layout, kRows, kThreads, kAligned, Element>(global, stride_row, thread)
+      .load(tile, 0, stride_row, row_count);
 }
 
 // Stores rows [0, row_count) of the tile at `tile` to global memory.

@@ -32,62 +32,58 @@ ROTA_DEVICE long long query_tile_number(const RotaArguments &arguments,
   return (long long)(sequence.tile_begin + q_tile) * arguments.heads + head;
 }
 
-// Walks the kv tiles of a row, run by run, in ascending order. The run after the current one is
-// already in registers, so that its load is not waited for.
+// Walks the kv tiles of a row, run by run, in ascending order. A run is read when the walk comes to
+// it: neighbouring runs share a line of the L1, so that only the first is waited for.
 //
-//   for (RunWalk walk(arguments, row); walk.valid(); walk.advance()) ... walk.tile, walk.partial
+//   for (RunWalk walk(arguments, row); walk.valid(); walk.advance(arguments)) ... walk.tile
 struct RunWalk {
-  const RotaRun *runs;
-  int run, run_end; // the one in `following`, and the row's end
-  RotaRun following;
-  int tile, tile_end; // current tile and the end of its run
-  bool partial;
+  int tile;          // current
+  unsigned end_kind; // of the current run, as in RotaRun
+  int run, run_end;  // the next run and the row's end
 
   ROTA_DEVICE RunWalk(const RotaArguments &arguments, const RotaRow &row)
-      : runs(arguments.runs), run(row.run_begin), run_end(row.run_end), following{0, 0}, tile(0),
-        tile_end(0), partial(false) {
-    if (run < run_end)
-      following = runs[run];
-    take();
+      : tile(0), end_kind(0), run(row.run_begin), run_end(row.run_end) {
+    take(arguments);
   }
-  ROTA_DEVICE bool valid() const { return tile < tile_end; }
-  ROTA_DEVICE void advance() {
-    if (++tile == tile_end)
-      take();
+  ROTA_DEVICE bool valid() const { return tile < end(); }
+  ROTA_DEVICE bool partial() const { return (end_kind & ROTA_RUN_PARTIAL) != 0; }
+  ROTA_DEVICE void advance(const RotaArguments &arguments) {
+    if (++tile == end())
+      take(arguments);
   }
 
 private:
-  // Makes the following run the current one; without one, tile == tile_end.
-  ROTA_DEVICE void take() {
-    if (run >= run_end) {
-      tile = tile_end;
-      return;
+  ROTA_DEVICE int end() const { return (int)(end_kind & ~ROTA_RUN_PARTIAL); }
+  // Makes the next run the current one; without one the walk stays at its end.
+  ROTA_DEVICE void take(const RotaArguments &arguments) {
+    if (run < run_end) {
+      const RotaRun next = arguments.runs[run++];
+      tile = next.begin;
+      end_kind = next.end_kind;
     }
-    tile = following.begin;
-    tile_end = (int)(following.end_kind & ~ROTA_RUN_PARTIAL);
-    partial = (following.end_kind & ROTA_RUN_PARTIAL) != 0;
-    if (++run < run_end)
-      following = runs[run];
   }
 };
 
-// Position of query row `q` with what does not vary along it. Rows past the end take the last row's
-// place where a tensor might be indexed, so that no index leaves its tensor; what is computed for
-// them is thrown away.
-template <bool kClamp>
-ROTA_DEVICE Position position_of_row(const RotaSequence &sequence, int q, int head) {
-  Position at;
-  at.q = kClamp && q >= sequence.n_q ? sequence.n_q - 1 : q;
-  at.k = 0;
-  at.h = head;
-  at.b = sequence.batch;
-  at.n_q = sequence.n_q;
-  at.n_k = sequence.n_k;
-  return at;
+// What does not vary within a query tile: `at.q` is its first row.
+ROTA_DEVICE Position position_of_tile(const RotaSequence &sequence, int q_begin, int head) {
+  return {q_begin, 0, head, sequence.batch, sequence.n_q, sequence.n_k};
 }
-// The same for the key.
-template <bool kClamp> ROTA_DEVICE int clamp_key(int k, int n_k) {
-  return kClamp && k >= n_k ? n_k - 1 : k;
+// The query tile and head of a block whose grid is row_items.
+struct QueryTile {
+  RotaRow row;
+  const RotaSequence &sequence;
+  Position origin; // first row
+
+  ROTA_DEVICE QueryTile(const RotaArguments &arguments, int tile_q)
+      : row(arguments.rows[arguments.row_items[blockIdx.x].index]),
+        sequence(arguments.sequences[row.sequence]),
+        origin(position_of_tile(sequence, row.q_tile * tile_q,
+                                arguments.row_items[blockIdx.x].head)) {}
+};
+// Where an index of a tensor may depend on a position (kClamp), rows and keys past the end take the
+// last one's place, so that no index leaves its tensor; what is computed for them is thrown away.
+template <bool kClamp> ROTA_DEVICE int clamp_index(int i, int n) {
+  return kClamp && i >= n ? n - 1 : i;
 }
 
 } // namespace rota

@@ -9,9 +9,10 @@
 
 namespace rota {
 
-constexpr float kInfinity = __builtin_huge_valf();
-constexpr float kLog2E = 1.4426950408889634f; // exp(x) = exp2(kLog2E x)
-constexpr float kLn2 = 0.6931471805599453f;   // log(x) = kLn2 log2(x)
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+constexpr float kLowest = -3.4028234663852886e38f; // finite
+constexpr float kLog2E = 1.4426950408889634f;      // exp(x) = exp2(kLog2E x)
+constexpr float kLn2 = 0.6931471805599453f;        // log(x) = kLn2 log2(x)
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -104,6 +105,12 @@ ROTA_DEVICE float log2_fast(float x) {
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 1 / x to 2^-23.
+ROTA_DEVICE float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // max.f32 drops a NaN operand: what is needed, since a NaN score reaches the result through the
 // sum.
 ROTA_DEVICE float maximum(float a, float b) {
@@ -112,15 +119,15 @@ ROTA_DEVICE float maximum(float a, float b) {
   return y;
 }
 
-// ---- Integers ----
+// ---- Integers, also in constant expressions ----
 
-constexpr int round_up(int x, int multiple) {
+__host__ __device__ constexpr int round_up(int x, int multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }
-constexpr int larger(int a, int b) {
+__host__ __device__ constexpr int larger(int a, int b) {
   return a > b ? a : b;
 }
-constexpr int smaller(int a, int b) {
+__host__ __device__ constexpr int smaller(int a, int b) {
   return a < b ? a : b;
 }
 

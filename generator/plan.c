@@ -1,0 +1,308 @@
+/* Level 7. Plans: from a request to the image. */
+#include "generator/plan.h"
+
+#include "generator/plan_tables.h"
+#include "generator/plan_values.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SECTION_ALIGN = 16, WORKSPACE_ALIGN = 256, HEAD_DIM_STEP = 16 };
+
+static int64_t round_up(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+/* ---- Layout of the image ---- */
+
+static void place(size_t *end, RotaSection *section, int64_t count, size_t size) {
+  section->offset = (long long)*end;
+  section->count = count;
+  *end = (size_t)round_up((int64_t)(*end + (size_t)count * size), SECTION_ALIGN);
+}
+
+/* Tables first, then the tensors that the plan owns. Counts are below 2^31, tensors below 2^40: no
+ * overflow. */
+static rota_status lay_out(Plan *plan, const TableCounts *counts) {
+  size_t end = 0;
+  place(&end, &plan->sequences, counts->sequences, sizeof(RotaSequence));
+  place(&end, &plan->rows, counts->rows, sizeof(RotaRow));
+  place(&end, &plan->runs, counts->runs, sizeof(RotaRun));
+  place(&end, &plan->row_items, counts->row_items, sizeof(RotaItem));
+  place(&end, &plan->chains, counts->chains, sizeof(RotaChain));
+  place(&end, &plan->visits, counts->visits, sizeof(RotaVisit));
+  place(&end, &plan->chain_items, counts->chain_items, sizeof(RotaItem));
+  place(&end, &plan->queue, counts->queue, sizeof(int));
+  for (int i = 0; i < plan->symbols.tensor_count; i++) {
+    const TensorBinding *tensor = &plan->bindings.tensors[i];
+    place(&end, &plan->tensors[i], tensor->data ? tensor_elements(tensor) : 0, sizeof(float));
+  }
+  plan->image_bytes = end > 0 ? end : SECTION_ALIGN;
+  plan->image = memory_allocate(plan->image_bytes, 1);
+  return plan->image ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+}
+
+static void *section_at(const Plan *plan, RotaSection section) {
+  return plan->image + section.offset;
+}
+
+/* From here on the bindings no longer need the caller's memory. */
+static void own_tensors(Plan *plan) {
+  for (int i = 0; i < plan->symbols.tensor_count; i++) {
+    TensorBinding *tensor = &plan->bindings.tensors[i];
+    if (!tensor->data)
+      continue;
+    void *copy = section_at(plan, plan->tensors[i]);
+    tensor_copy_compact(tensor, copy);
+    tensor_compact_strides(tensor);
+    tensor->data = copy;
+  }
+}
+
+/* ---- Workspace of a backward run ---- */
+
+RotaWorkspace workspace_layout(rota_direction direction, const Tiling *tiling, int head_dim,
+                               int64_t blocks) {
+  RotaWorkspace workspace = {0};
+  if (direction != ROTA_BACKWARD)
+    return workspace;
+  int64_t rows = blocks * tiling->tile_q, element = (int64_t)sizeof(float);
+  bool accumulates = strcmp(tiling->algorithm, "two_pass") != 0;
+  int64_t columns = accumulates ? round_up(head_dim, HEAD_DIM_STEP) : 0;
+  workspace.delta = 0;
+  workspace.dq_accumulator = round_up(rows * element, WORKSPACE_ALIGN);
+  int64_t dq_end = workspace.dq_accumulator + rows * columns * element;
+  workspace.counters = round_up(dq_end, WORKSPACE_ALIGN);
+  int64_t counters_end =
+      workspace.counters + (blocks + 1) * (int64_t)sizeof(int); /* and a ticket */
+  workspace.bytes = round_up(counters_end, WORKSPACE_ALIGN);
+  return workspace;
+}
+
+/* ---- Figures and digest ---- */
+
+/* Sums over sequences; where heads differ, over heads too, and the mean of them. */
+static void count_tiles(Plan *plan, const Planes *planes) {
+  int64_t all = 0;
+  for (int32_t s = 0; s < plan->lengths->batch; s++)
+    for (int head = 0; head < planes->map_heads; head++) {
+      const TileMap *map = planes_map(planes, s, head);
+      plan->full_tiles += map->full_tiles;
+      plan->partial_tiles += map->partial_tiles;
+      all += (int64_t)map->q_tiles * map->kv_tiles;
+    }
+  int64_t empty = all - plan->full_tiles - plan->partial_tiles;
+  plan->full_tiles /= planes->map_heads;
+  plan->partial_tiles /= planes->map_heads;
+  plan->empty_tiles = empty / planes->map_heads;
+}
+
+static void digest_section(DigestStream *stream, const Plan *plan, RotaSection section,
+                           size_t size) {
+  digest_add(stream, section_at(plan, section), (size_t)section.count * size);
+}
+
+rota_status plan_digest_tables(const Plan *plan, Digest *digest) {
+  DigestStream *stream = digest_begin();
+  if (!stream)
+    return status_fail(ROTA_OUT_OF_MEMORY, "plan: no memory for its digest");
+  const int32_t header[] = {(int32_t)plan->direction, plan->heads,          plan->kv_heads,
+                            plan->tiling.tile_q,      plan->tiling.tile_kv, plan->lengths->packed};
+  digest_add(stream, header, sizeof header);
+  digest_add(stream, &plan->scale, sizeof plan->scale);
+  digest_section(stream, plan, plan->sequences, sizeof(RotaSequence));
+  digest_section(stream, plan, plan->rows, sizeof(RotaRow));
+  digest_section(stream, plan, plan->runs, sizeof(RotaRun));
+  digest_section(stream, plan, plan->chains, sizeof(RotaChain));
+  digest_section(stream, plan, plan->visits, sizeof(RotaVisit));
+  for (int i = 0; i < plan->symbols.parameter_count; i++)
+    digest_add(stream, &plan->bindings.parameters[i], sizeof(Scalar));
+  for (int i = 0; i < plan->symbols.tensor_count; i++) {
+    digest_add(stream, plan->bindings.tensors[i].size, sizeof plan->bindings.tensors[i].size);
+    digest_section(stream, plan, plan->tensors[i], sizeof(float));
+  }
+  *digest = digest_end(stream);
+  return ROTA_OK;
+}
+
+/* ---- Building ---- */
+
+static rota_status set_heads(const Spec *spec, const rota_plan_request *request, Plan *plan) {
+  plan->heads = request->heads ? request->heads : spec->heads;
+  plan->kv_heads = request->kv_heads ? request->kv_heads : spec->kv_heads;
+  int group = spec_group(spec);
+  if (plan->heads < 1 || plan->kv_heads < 1)
+    return status_fail(ROTA_INVALID_ARGUMENT, "heads %d, kv_heads %d: must be positive",
+                       plan->heads, plan->kv_heads);
+  if (plan->heads != (int64_t)plan->kv_heads * group)
+    return status_fail(ROTA_INVALID_ARGUMENT,
+                       "heads %d, kv_heads %d: the kernel has %d query heads per kv head",
+                       plan->heads, plan->kv_heads, group);
+  return ROTA_OK;
+}
+
+static rota_status write_tables(const Spec *spec, const Planes *planes, Plan *plan) {
+  int token = (spec->head_dim + spec->head_dim_v) * dtype_size(spec->dtype);
+  TablesRequest request = {.lengths = plan->lengths,
+                           .planes = planes,
+                           .heads = plan->heads,
+                           .kv_heads = plan->kv_heads,
+                           .tile_q = plan->tiling.tile_q,
+                           .tile_kv = plan->tiling.tile_kv,
+                           .backward = plan->direction == ROTA_BACKWARD,
+                           .in_start_order = plan_is_ordered(plan),
+                           .q_bytes = token,
+                           .kv_bytes = token};
+  TableCounts counts;
+  ROTA_TRY(tables_count(&request, &counts));
+  ROTA_TRY(lay_out(plan, &counts));
+  Tables tables = {.sequences = section_at(plan, plan->sequences),
+                   .rows = section_at(plan, plan->rows),
+                   .runs = section_at(plan, plan->runs),
+                   .row_items = section_at(plan, plan->row_items),
+                   .chains = section_at(plan, plan->chains),
+                   .visits = section_at(plan, plan->visits),
+                   .chain_items = section_at(plan, plan->chain_items),
+                   .queue = section_at(plan, plan->queue)};
+  ROTA_TRY(tables_fill(&request, &counts, &tables));
+  plan->workers = (int32_t)counts.chain_items;
+  plan->workspace =
+      workspace_layout(plan->direction, &plan->tiling, spec->head_dim, counts.row_items);
+  count_tiles(plan, planes);
+  return ROTA_OK;
+}
+
+/* Planes live only while the tables are written. */
+static rota_status build_tables(const Spec *spec, const ScheduleRule *rule, Plan *plan) {
+  PlanesRequest request = {.mask = spec->mask,
+                           .score = spec->score,
+                           .symbols = &plan->symbols,
+                           .bindings = &plan->bindings,
+                           .lengths = plan->lengths,
+                           .heads = plan->heads,
+                           .kv_heads = plan->kv_heads,
+                           .tile_q = plan->tiling.tile_q,
+                           .tile_kv = plan->tiling.tile_kv,
+                           .rule = plan->direction == ROTA_BACKWARD ? rule : NULL};
+  Planes *planes;
+  rota_status status = expression_prepare_ranges(&plan->symbols, &plan->bindings);
+  if (status == ROTA_OK)
+    status = planes_build(&request, &planes);
+  expression_release_ranges(&plan->bindings);
+  if (status != ROTA_OK)
+    return status;
+  status = write_tables(spec, planes, plan);
+  planes_destroy(planes);
+  return status;
+}
+
+static rota_status build(const Spec *spec, const ScheduleRule *rule,
+                         const rota_plan_request *request, Plan *plan) {
+  ROTA_TRY(set_heads(spec, request, plan));
+  ROTA_TRY(lengths_create(&request->lengths, &plan->lengths));
+  ROTA_TRY(plan_bind_values(&plan->symbols, request, &plan->bindings));
+  ROTA_TRY(build_tables(spec, rule, plan));
+  own_tensors(plan);
+  return plan_digest_tables(plan, &plan->pattern_digest);
+}
+
+rota_status plan_build(const Spec *spec, rota_direction direction, const Tiling *tiling,
+                       const ScheduleRule *rule, const rota_plan_request *request, Plan **plan) {
+  *plan = NULL;
+  if (direction == ROTA_BACKWARD && !rule)
+    return status_fail(ROTA_INTERNAL, "plan: the backward pass needs a schedule rule");
+  Plan *result = memory_allocate(1, sizeof(Plan));
+  if (!result)
+    return ROTA_OUT_OF_MEMORY;
+  result->direction = direction;
+  result->scale = spec->scale;
+  result->tiling = *tiling;
+  result->symbols = spec->symbols;
+  rota_status status = build(spec, rule, request, result);
+  if (status == ROTA_OK)
+    *plan = result;
+  else
+    plan_destroy(result);
+  return status;
+}
+
+void plan_destroy(Plan *plan) {
+  if (!plan)
+    return;
+  lengths_destroy(plan->lengths);
+  free(plan->image);
+  free(plan);
+}
+
+int64_t plan_grid(const Plan *plan, Grid grid) {
+  switch (grid) {
+  case GRID_ROW_ITEMS:
+    return plan->row_items.count;
+  case GRID_CHAIN_ITEMS:
+    return plan->chain_items.count;
+  case GRID_WORKERS:
+    return plan->workers;
+  case GRID_HEADS:
+    return plan->heads;
+  }
+  return 0;
+}
+
+const void *plan_section(const Plan *plan, RotaSection section) {
+  return section_at(plan, section);
+}
+
+int64_t plan_q_tiles(const Plan *plan) {
+  return plan->row_items.count / plan->heads;
+}
+
+bool plan_is_ordered(const Plan *plan) {
+  return plan->direction == ROTA_BACKWARD && strcmp(plan->tiling.algorithm, "ordered") == 0;
+}
+
+static bool same_tiling(const Tiling *a, const Tiling *b) {
+  if (strcmp(a->algorithm, b->algorithm) != 0 || strcmp(a->architecture, b->architecture) != 0 ||
+      a->tile_q != b->tile_q || a->tile_kv != b->tile_kv || a->field_count != b->field_count ||
+      a->launch_count != b->launch_count)
+    return false;
+  for (int i = 0; i < a->field_count; i++)
+    if (strcmp(a->fields[i].name, b->fields[i].name) != 0 ||
+        a->fields[i].value != b->fields[i].value)
+      return false;
+  for (int i = 0; i < a->launch_count; i++) {
+    const Launch *x = &a->launches[i], *y = &b->launches[i];
+    if (strcmp(x->entry, y->entry) != 0 || x->grid != y->grid || x->threads != y->threads ||
+        x->shared_bytes != y->shared_bytes)
+      return false;
+  }
+  return true;
+}
+
+static bool same_symbols(const Symbols *a, const Symbols *b) {
+  if (a->parameter_count != b->parameter_count || a->tensor_count != b->tensor_count)
+    return false;
+  for (int i = 0; i < a->parameter_count; i++)
+    if (strcmp(a->parameters[i].name, b->parameters[i].name) != 0 ||
+        a->parameters[i].type != b->parameters[i].type)
+      return false;
+  for (int i = 0; i < a->tensor_count; i++)
+    if (strcmp(a->tensors[i].name, b->tensors[i].name) != 0 ||
+        a->tensors[i].element != b->tensors[i].element || a->tensors[i].rank != b->tensors[i].rank)
+      return false;
+  return true;
+}
+
+rota_status plan_matches(const Plan *plan, const Spec *spec, rota_direction direction,
+                         const Tiling *tiling) {
+  RotaWorkspace workspace =
+      workspace_layout(direction, tiling, spec->head_dim, plan->row_items.count);
+  if (plan->direction == direction && same_tiling(&plan->tiling, tiling) &&
+      same_symbols(&plan->symbols, &spec->symbols) &&
+      plan->heads == (int64_t)plan->kv_heads * spec_group(spec) &&
+      memcmp(&plan->scale, &spec->scale, sizeof plan->scale) == 0 &&
+      memcmp(&plan->workspace, &workspace, sizeof workspace) == 0)
+    return ROTA_OK;
+  return status_fail(ROTA_INVALID_ARGUMENT,
+                     "the plan was made for another kernel: direction, tiling, heads, scale or the "
+                     "names of its parameters and tensors differ");
+}

@@ -1,0 +1,307 @@
+/* Level 7. Checks a plan's tables as a kernel would use them, independent of what wrote them: a
+ * plan may come from a file. */
+#include "generator/plan.h"
+
+#include <stdlib.h>
+
+typedef struct Check {
+  const Plan *plan;
+  const RotaSequence *sequences;
+  const RotaRow *rows;
+  const RotaRun *runs;
+  const RotaChain *chains;
+  const RotaVisit *visits;
+  int64_t q_tiles;   /* of all sequences */
+  int64_t kv_tiles;  /* likewise */
+  int32_t *kv_begin; /* [batch] kv tiles of all sequences before it */
+  /* Per (query tile, query head), numbered (tile_begin + q_tile) * heads + head: */
+  int32_t *row_of; /* its row, -1 before it was seen */
+  int32_t *total;  /* non-empty tiles */
+  int32_t *added;  /* visits so far */
+  int32_t *seen;   /* the last chain item that visited it, -1 */
+  bool *chained;   /* [kv tile][kv head]: has its chain item */
+} Check;
+
+static bool within(int64_t value, int64_t low, int64_t high) {
+  return value >= low && value <= high;
+}
+
+static unsigned run_end(const RotaRun *run) {
+  return run->end_kind & ~ROTA_RUN_PARTIAL;
+}
+
+static rota_status damaged(const char *table, int64_t index, const char *what) {
+  return status_fail(ROTA_FILE, "plan: %s %lld %s; build the plan again", table, (long long)index,
+                     what);
+}
+
+/* ---- Sections and sequences ---- */
+
+static rota_status check_section(const Plan *plan, const char *name, RotaSection section,
+                                 int64_t count, size_t size) {
+  int64_t bytes = (int64_t)plan->image_bytes;
+  if (section.offset < 0 || section.offset > bytes || section.offset % 16 != 0 ||
+      !within(section.count, 0, INT32_MAX) ||
+      section.count > (bytes - section.offset) / (int64_t)size)
+    return status_fail(ROTA_FILE, "plan: table '%s' reaches outside its image", name);
+  if (count >= 0 && section.count != count)
+    return status_fail(ROTA_FILE, "plan: table '%s' has %lld entries instead of %lld", name,
+                       (long long)section.count, (long long)count);
+  return ROTA_OK;
+}
+
+static rota_status check_lengths(const Plan *plan) {
+  const Lengths *lengths = plan->lengths;
+  for (int32_t s = 0; s < lengths->batch; s++)
+    if (!within(lengths->rows_q[s], 0, LIMIT_LENGTH) ||
+        !within(lengths->rows_k[s], 0, LIMIT_LENGTH) ||
+        !within(lengths->n_q[s], 0, lengths->rows_q[s]) ||
+        !within(lengths->n_k[s], 0, lengths->rows_k[s]) ||
+        !within(lengths->begin_q[s], 0, lengths->packed ? INT32_MAX : 0) ||
+        !within(lengths->begin_k[s], 0, lengths->packed ? INT32_MAX : 0))
+      return damaged("sequence", s, "has impossible lengths");
+  return ROTA_OK;
+}
+
+/* Sequence table against lengths; counts query and kv tiles. */
+static rota_status check_sequences(Check *check) {
+  const Plan *plan = check->plan;
+  const Lengths *lengths = plan->lengths;
+  for (int32_t s = 0; s < lengths->batch; s++) {
+    const RotaSequence *at = &check->sequences[s];
+    if (at->n_q != lengths->n_q[s] || at->n_k != lengths->n_k[s] ||
+        at->rows_q != lengths->rows_q[s] || at->rows_k != lengths->rows_k[s] ||
+        at->begin_q != lengths->begin_q[s] || at->begin_k != lengths->begin_k[s] ||
+        at->batch != s || at->slot != (lengths->packed ? 0 : s))
+      return damaged("sequence", s, "differs from the plan's lengths");
+    if (at->q_tiles != tiles_covering(at->rows_q, plan->tiling.tile_q) ||
+        at->kv_tiles != tiles_covering(at->rows_k, plan->tiling.tile_kv) ||
+        at->tile_begin != check->q_tiles)
+      return damaged("sequence", s, "has wrong tile counts");
+    check->kv_begin[s] = (int32_t)check->kv_tiles;
+    check->q_tiles += at->q_tiles;
+    check->kv_tiles += at->kv_tiles;
+    if (check->q_tiles * plan->heads > INT32_MAX || check->kv_tiles * plan->kv_heads > INT32_MAX)
+      return damaged("sequence", s, "goes beyond 2^31 tiles");
+  }
+  return ROTA_OK;
+}
+
+/* ---- Rows ---- */
+
+/* Runs ascend, stay inside the sequence, and a full one covers existing keys only. Returns the
+ * tiles, or -1. */
+static int64_t row_tiles(const Check *check, const RotaRow *row) {
+  const RotaSequence *sequence = &check->sequences[row->sequence];
+  int32_t tile_kv = check->plan->tiling.tile_kv;
+  int64_t tiles = 0, before = 0;
+  for (int32_t r = row->run_begin; r < row->run_end; r++) {
+    const RotaRun *run = &check->runs[r];
+    int64_t end = run_end(run);
+    bool full = !(run->end_kind & ROTA_RUN_PARTIAL);
+    if (run->begin < before || run->begin >= end || end > tiles_covering(sequence->n_k, tile_kv))
+      return -1;
+    if (full && end * tile_kv > sequence->n_k)
+      return -1;
+    tiles += end - run->begin;
+    before = end;
+  }
+  return tiles;
+}
+
+static rota_status check_row_item(Check *check, int64_t index, RotaItem item) {
+  const Plan *plan = check->plan;
+  if (!within(item.index, 0, plan->rows.count - 1) || !within(item.head, 0, plan->heads - 1))
+    return damaged("row item", index, "names no row or head");
+  const RotaRow *row = &check->rows[item.index];
+  if (!within(row->sequence, 0, plan->lengths->batch - 1) ||
+      !within(row->q_tile, 0, check->sequences[row->sequence].q_tiles - 1) ||
+      !within(row->run_begin, 0, row->run_end) || row->run_end > plan->runs.count)
+    return damaged("row", item.index, "is out of range");
+  const RotaSequence *sequence = &check->sequences[row->sequence];
+  int64_t at = ((int64_t)sequence->tile_begin + row->q_tile) * plan->heads + item.head;
+  if (check->row_of[at] >= 0)
+    return damaged("row item", index, "repeats another");
+  int64_t tiles = row_tiles(check, row);
+  if (tiles < 0)
+    return damaged("row", item.index, "has runs out of range");
+  if (tiles > 0 && (int64_t)row->q_tile * plan->tiling.tile_q >= sequence->n_q)
+    return damaged("row", item.index, "has keys although its queries are past the end");
+  check->row_of[at] = item.index;
+  check->total[at] = (int32_t)tiles;
+  return ROTA_OK;
+}
+
+/* ---- Chains ---- */
+
+/* Kind bits of tile (row, kv_tile): -1 if empty, 1 if partial, 0 if full. */
+static int tile_partial(const Check *check, const RotaRow *row, int32_t kv_tile) {
+  int32_t low = row->run_begin, high = row->run_end;
+  while (low < high) {
+    int32_t middle = low + (high - low) / 2;
+    if (run_end(&check->runs[middle]) <= (unsigned)kv_tile)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  if (low == row->run_end || check->runs[low].begin > kv_tile)
+    return -1;
+  return check->runs[low].end_kind & ROTA_RUN_PARTIAL ? 1 : 0;
+}
+
+static rota_status check_visit(Check *check, int32_t item, const RotaChain *chain, int kv_head,
+                               int32_t index) {
+  const Plan *plan = check->plan;
+  const RotaSequence *sequence = &check->sequences[chain->sequence];
+  RotaVisit visit = check->visits[index];
+  int32_t q_tile = (int32_t)(visit.tile & ROTA_VISIT_TILE), group = plan->heads / plan->kv_heads;
+  int32_t rank = (int32_t)(visit.rank & ROTA_VISIT_RANK);
+  int32_t head = (int32_t)(visit.rank >> ROTA_VISIT_HEAD_SHIFT);
+  if (q_tile >= sequence->q_tiles || head >= group)
+    return damaged("visit", index, "names no query tile or head");
+  int64_t at =
+      ((int64_t)sequence->tile_begin + q_tile) * plan->heads + (int64_t)kv_head * group + head;
+  int partial = tile_partial(check, &check->rows[check->row_of[at]], chain->kv_tile);
+  if (partial < 0)
+    return damaged("visit", index, "is of an empty tile");
+  if (partial != ((visit.tile & ROTA_VISIT_PARTIAL) != 0))
+    return damaged("visit", index, "has the wrong tile kind");
+  if (check->seen[at] == item)
+    return damaged("visit", index, "repeats another of its chain");
+  check->seen[at] = item;
+  /* Items are taken up in order: an ordered kernel ends if, one item after another, no visit has to
+   * wait. */
+  if (plan_is_ordered(plan) && rank != check->added[at])
+    return damaged("visit", index, "would wait for a later one");
+  check->added[at]++;
+  if (rank >= check->total[at] ||
+      ((visit.tile & ROTA_VISIT_LAST) != 0) != (rank == check->total[at] - 1))
+    return damaged("visit", index, "has a wrong rank");
+  return ROTA_OK;
+}
+
+static rota_status check_chain_item(Check *check, int32_t index, RotaItem item) {
+  const Plan *plan = check->plan;
+  if (!within(item.index, 0, plan->chains.count - 1) || !within(item.head, 0, plan->kv_heads - 1))
+    return damaged("chain item", index, "names no chain or head");
+  const RotaChain *chain = &check->chains[item.index];
+  if (!within(chain->sequence, 0, plan->lengths->batch - 1) ||
+      !within(chain->kv_tile, 0, check->sequences[chain->sequence].kv_tiles - 1) ||
+      !within(chain->visit_begin, 0, chain->visit_end) || chain->visit_end > plan->visits.count)
+    return damaged("chain", item.index, "is out of range");
+  int64_t at =
+      ((int64_t)check->kv_begin[chain->sequence] + chain->kv_tile) * plan->kv_heads + item.head;
+  if (check->chained[at])
+    return damaged("chain item", index, "repeats another");
+  check->chained[at] = true;
+  for (int32_t v = chain->visit_begin; v < chain->visit_end; v++)
+    ROTA_TRY(check_visit(check, index, chain, item.head, v));
+  return ROTA_OK;
+}
+
+static rota_status check_queue(const Plan *plan) {
+  const int *queue = plan_section(plan, plan->queue);
+  if (queue[0] != 0 || queue[plan->workers] != plan->chain_items.count)
+    return status_fail(ROTA_FILE, "plan: the workers' queue does not cover the chain items");
+  for (int32_t w = 0; w < plan->workers; w++)
+    if (queue[w] > queue[w + 1])
+      return damaged("worker", w, "has a negative queue");
+  return ROTA_OK;
+}
+
+/* ---- All together ---- */
+
+static rota_status check_rows(Check *check) {
+  const Plan *plan = check->plan;
+  const RotaItem *items = plan_section(plan, plan->row_items);
+  for (int64_t i = 0; i < plan->row_items.count; i++)
+    ROTA_TRY(check_row_item(check, i, items[i]));
+  /* Informative for kernels, which follow items; still no index out of its table. */
+  for (int32_t s = 0; s < plan->lengths->batch; s++)
+    if (!within(check->sequences[s].row_begin, 0, plan->rows.count - check->sequences[s].q_tiles))
+      return damaged("sequence", s, "has rows out of range");
+  return ROTA_OK;
+}
+
+static rota_status check_chains(Check *check) {
+  const Plan *plan = check->plan;
+  const RotaItem *items = plan_section(plan, plan->chain_items);
+  ROTA_TRY(check_queue(plan));
+  for (int64_t i = 0; i < plan->chain_items.count; i++)
+    ROTA_TRY(check_chain_item(check, (int32_t)i, items[i]));
+  for (int64_t i = 0; i < plan->row_items.count; i++)
+    if (check->added[i] != check->total[i])
+      return damaged("query tile and head", i, "does not get all of its partials");
+  return ROTA_OK;
+}
+
+static rota_status check_sections(const Plan *plan) {
+  bool backward = plan->direction == ROTA_BACKWARD;
+  int64_t any = backward ? -1 : 0; /* a forward plan has no chains */
+  int32_t batch = plan->lengths->batch;
+  ROTA_TRY(check_section(plan, "sequences", plan->sequences, batch, sizeof(RotaSequence)));
+  ROTA_TRY(check_section(plan, "rows", plan->rows, -1, sizeof(RotaRow)));
+  ROTA_TRY(check_section(plan, "runs", plan->runs, -1, sizeof(RotaRun)));
+  ROTA_TRY(check_section(plan, "row_items", plan->row_items, -1, sizeof(RotaItem)));
+  ROTA_TRY(check_section(plan, "chains", plan->chains, any, sizeof(RotaChain)));
+  ROTA_TRY(check_section(plan, "visits", plan->visits, any, sizeof(RotaVisit)));
+  ROTA_TRY(check_section(plan, "chain_items", plan->chain_items, any, sizeof(RotaItem)));
+  if (plan->workers < 0 || (!backward && plan->workers != 0))
+    return status_fail(ROTA_FILE, "plan: %d workers", plan->workers);
+  int64_t queue = backward ? (int64_t)plan->workers + 1 : 0;
+  return check_section(plan, "queue", plan->queue, queue, sizeof(int));
+}
+
+static bool allocate_state(Check *check) {
+  size_t blocks = (size_t)check->plan->row_items.count + 1;
+  size_t chains = (size_t)check->plan->chain_items.count + 1;
+  check->row_of = memory_allocate(blocks, sizeof(int32_t));
+  check->total = memory_allocate(blocks, sizeof(int32_t));
+  check->added = memory_allocate(blocks, sizeof(int32_t));
+  check->seen = memory_allocate(blocks, sizeof(int32_t));
+  check->chained = memory_allocate(chains, sizeof(bool));
+  if (!check->row_of || !check->total || !check->added || !check->seen || !check->chained)
+    return false;
+  for (size_t i = 0; i < blocks; i++)
+    check->row_of[i] = check->seen[i] = -1;
+  return true;
+}
+
+static rota_status check_tables(Check *check) {
+  const Plan *plan = check->plan;
+  check->kv_begin = memory_allocate((size_t)plan->lengths->batch + 1, sizeof(int32_t));
+  if (!check->kv_begin)
+    return ROTA_OUT_OF_MEMORY;
+  ROTA_TRY(check_sequences(check));
+  int64_t chain_items = plan->direction == ROTA_BACKWARD ? check->kv_tiles * plan->kv_heads : 0;
+  if (plan->row_items.count != check->q_tiles * plan->heads ||
+      plan->chain_items.count != chain_items)
+    return status_fail(ROTA_FILE,
+                       "plan: it has %lld row items and %lld chain items; its lengths "
+                       "give %lld and %lld",
+                       (long long)plan->row_items.count, (long long)plan->chain_items.count,
+                       (long long)(check->q_tiles * plan->heads), (long long)chain_items);
+  if (!allocate_state(check))
+    return ROTA_OUT_OF_MEMORY;
+  ROTA_TRY(check_rows(check));
+  return plan->direction == ROTA_BACKWARD ? check_chains(check) : ROTA_OK;
+}
+
+rota_status plan_check(const Plan *plan) {
+  ROTA_TRY(check_lengths(plan));
+  ROTA_TRY(check_sections(plan));
+  Check check = {.plan = plan,
+                 .sequences = plan_section(plan, plan->sequences),
+                 .rows = plan_section(plan, plan->rows),
+                 .runs = plan_section(plan, plan->runs),
+                 .chains = plan_section(plan, plan->chains),
+                 .visits = plan_section(plan, plan->visits)};
+  rota_status status = check_tables(&check);
+  free(check.kv_begin);
+  free(check.row_of);
+  free(check.total);
+  free(check.added);
+  free(check.seen);
+  free(check.chained);
+  return status;
+}

@@ -1,0 +1,30 @@
+/* Level 1. The order of a launch's blocks: which (row, query head) or (chain, kv head) is block 0,
+ * 1, ... An assignment, so it may look at the whole batch; it never changes bits.
+ *
+ * Blocks start about in order, so neighbours run together. Items are laid out in waves of
+ * (sequence, kv head) pairs whose K and V (or, for chains, Q and dO) fit the L2 together; pairs
+ * follow one another, sequences with the longest item first. Within a wave, longest item first: the
+ * short ones fill the gaps at the end. */
+#ifndef ROTA_GENERATOR_PLAN_ITEMS_H
+#define ROTA_GENERATOR_PLAN_ITEMS_H
+
+#include "generator/status.h"
+#include "templates/lib/abi.h"
+
+typedef struct ItemsRequest {
+  int32_t batch;
+  int kv_heads;
+  int heads_per_pair;   /* item heads of one kv head: the group for rows, 1 for chains */
+  bool per_head;        /* the table has entries for each item head, one head after another */
+  const int32_t *first; /* [batch] a sequence's first entry in the table */
+  const int32_t *tiles; /* [batch] its entries per head */
+  const int64_t *bytes; /* [batch] what the items of one pair read in common */
+  const int32_t *work;  /* [table] tiles of an entry */
+  const int32_t *
+      start; /* NULL, or [table]: tiles in the order in which they must start, which is then kept */
+} ItemsRequest;
+
+/* Writes sum(tiles) * kv_heads * heads_per_pair items. */
+rota_status items_order(const ItemsRequest *request, RotaItem *items);
+
+#endif

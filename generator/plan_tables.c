@@ -1,0 +1,276 @@
+/* Level 6. The tables of a plan. Runs and visits are written once per plane; rows and chains of all
+ * sequences on that plane point to them. */
+#include "generator/plan_tables.h"
+
+#include "generator/plan_items.h"
+
+#include <stdlib.h>
+
+enum { RANK_MAX = ROTA_VISIT_RANK, GROUP_INDEX_MAX = 4095 };
+
+static int32_t sequence_q_tiles(const TablesRequest *request, int32_t sequence) {
+  return tiles_covering(request->lengths->rows_q[sequence], request->tile_q);
+}
+
+static int32_t sequence_kv_tiles(const TablesRequest *request, int32_t sequence) {
+  return tiles_covering(request->lengths->rows_k[sequence], request->tile_kv);
+}
+
+static int64_t map_count(const Planes *planes) {
+  return (int64_t)planes->class_count * planes->map_heads;
+}
+
+static int64_t pattern_count(const Planes *planes) {
+  return planes->patterns ? (int64_t)planes->class_count * planes->pattern_heads : 0;
+}
+
+/* ---- Counting ---- */
+
+static rota_status check_entries(const char *table, int64_t count) {
+  if (count <= INT32_MAX)
+    return ROTA_OK;
+  return status_fail(
+      ROTA_UNSUPPORTED,
+      "the plan would have %lld %s, table indices end at 2^31 - 1; split the batch or "
+      "use larger tiles",
+      (long long)count, table);
+}
+
+static rota_status check_counts(const TablesRequest *request, const TableCounts *counts) {
+  ROTA_TRY(check_entries("query tiles", counts->q_tiles));
+  ROTA_TRY(check_entries("rows", counts->rows));
+  ROTA_TRY(check_entries("runs", counts->runs));
+  ROTA_TRY(check_entries("(query tile, head) pairs", counts->row_items));
+  ROTA_TRY(check_entries("chains", counts->chains));
+  ROTA_TRY(check_entries("visits", counts->visits));
+  ROTA_TRY(check_entries("(kv tile, kv head) pairs", counts->queue));
+  if (request->backward && request->heads / request->kv_heads > GROUP_INDEX_MAX)
+    return status_fail(ROTA_UNSUPPORTED,
+                       "%d query heads per kv head; the backward pass takes up to %d",
+                       request->heads / request->kv_heads, GROUP_INDEX_MAX);
+  return ROTA_OK;
+}
+
+rota_status tables_count(const TablesRequest *request, TableCounts *counts) {
+  const Planes *planes = request->planes;
+  *counts = (TableCounts){.sequences = request->lengths->batch};
+  int64_t kv_tiles = 0;
+  for (int32_t s = 0; s < request->lengths->batch; s++) {
+    counts->q_tiles += sequence_q_tiles(request, s);
+    kv_tiles += sequence_kv_tiles(request, s);
+  }
+  counts->rows = counts->q_tiles * planes->map_heads;
+  counts->row_items = counts->q_tiles * request->heads;
+  for (int64_t i = 0; i < map_count(planes); i++)
+    counts->runs += planes->maps[i]->row_begin[planes->maps[i]->q_tiles];
+  if (!request->backward)
+    return check_counts(request, counts);
+  counts->chains = kv_tiles * planes->pattern_heads;
+  counts->chain_items = kv_tiles * request->kv_heads;
+  counts->queue = counts->chain_items + 1;
+  for (int64_t i = 0; i < pattern_count(planes); i++) {
+    const Pattern *pattern = planes->patterns[i];
+    counts->visits += pattern->chain_begin[pattern->chains];
+    if (pattern->chains > RANK_MAX) /* a row has at most one partial of each chain */
+      return status_fail(ROTA_UNSUPPORTED,
+                         "%d kv tiles; the backward pass takes up to 2^20 - 1 in one sequence: use "
+                         "larger tiles",
+                         pattern->chains);
+  }
+  return check_counts(request, counts);
+}
+
+/* ---- Runs and visits, once per plane; `base` tells where a plane's begin ---- */
+
+static void fill_runs(const Planes *planes, RotaRun *runs, int32_t *base) {
+  int32_t count = 0;
+  for (int64_t i = 0; i < map_count(planes); i++) {
+    const TileMap *map = planes->maps[i];
+    base[i] = count;
+    for (int64_t r = 0; r < map->row_begin[map->q_tiles]; r++) {
+      const TileRun *run = &map->runs[r];
+      unsigned partial = run->kind == TILE_PARTIAL ? ROTA_RUN_PARTIAL : 0;
+      runs[count++] = (RotaRun){run->begin, (unsigned)run->end | partial};
+    }
+  }
+}
+
+static void fill_visits(const Planes *planes, RotaVisit *visits, int32_t *base) {
+  int32_t count = 0;
+  for (int64_t i = 0; i < pattern_count(planes); i++) {
+    const Pattern *pattern = planes->patterns[i];
+    base[i] = count;
+    for (int64_t v = 0; v < pattern->chain_begin[pattern->chains]; v++) {
+      const PatternVisit *visit = &pattern->visits[v];
+      unsigned tile = (unsigned)visit->q_tile | (visit->partial ? ROTA_VISIT_PARTIAL : 0) |
+                      (visit->last ? ROTA_VISIT_LAST : 0);
+      unsigned head = (unsigned)visit->group_head << ROTA_VISIT_HEAD_SHIFT;
+      visits[count++] = (RotaVisit){tile, (unsigned)visit->rank | head};
+    }
+  }
+}
+
+/* ---- Sequences, rows and chains ---- */
+
+static void fill_sequences(const TablesRequest *request, RotaSequence *sequences) {
+  const Lengths *lengths = request->lengths;
+  int32_t tiles = 0;
+  for (int32_t s = 0; s < lengths->batch; s++) {
+    sequences[s] = (RotaSequence){.n_q = lengths->n_q[s],
+                                  .n_k = lengths->n_k[s],
+                                  .rows_q = lengths->rows_q[s],
+                                  .rows_k = lengths->rows_k[s],
+                                  .begin_q = lengths->begin_q[s],
+                                  .begin_k = lengths->begin_k[s],
+                                  .batch = s,
+                                  .slot = lengths->packed ? 0 : s,
+                                  .row_begin = tiles * request->planes->map_heads,
+                                  .q_tiles = sequence_q_tiles(request, s),
+                                  .kv_tiles = sequence_kv_tiles(request, s),
+                                  .tile_begin = tiles};
+    tiles += sequences[s].q_tiles;
+  }
+}
+
+/* work[row]: its tiles. Query tiles past n_q, and rows without keys, have no runs. */
+static void fill_rows(const TablesRequest *request, const Tables *tables, const int32_t *base,
+                      int32_t *work) {
+  const Planes *planes = request->planes;
+  int32_t at = 0;
+  for (int32_t s = 0; s < request->lengths->batch; s++)
+    for (int head = 0; head < planes->map_heads; head++) {
+      int64_t index = (int64_t)planes->class_of[s] * planes->map_heads + head;
+      const TileMap *map = planes->maps[index];
+      for (int32_t q = 0; q < tables->sequences[s].q_tiles; q++, at++) {
+        RotaRow row = {.sequence = s, .q_tile = q};
+        if (q < map->q_tiles) {
+          row.run_begin = base[index] + (int32_t)map->row_begin[q];
+          row.run_end = base[index] + (int32_t)map->row_begin[q + 1];
+        }
+        for (int32_t r = row.run_begin; r < row.run_end; r++)
+          work[at] +=
+              (int32_t)(tables->runs[r].end_kind & ~ROTA_RUN_PARTIAL) - tables->runs[r].begin;
+        tables->rows[at] = row;
+      }
+    }
+}
+
+/* work[chain]: its visits; start[chain]: the kv tile that starts as this one's number. kv tiles
+ * past n_k have no visits but zeros to write; they start last. */
+static void fill_chains(const TablesRequest *request, const Tables *tables, const int32_t *base,
+                        int32_t *work, int32_t *start) {
+  const Planes *planes = request->planes;
+  int32_t at = 0;
+  for (int32_t s = 0; s < request->lengths->batch; s++)
+    for (int head = 0; head < planes->pattern_heads; head++) {
+      int64_t index = (int64_t)planes->class_of[s] * planes->pattern_heads + head;
+      const Pattern *pattern = planes->patterns[index];
+      for (int32_t kv = 0; kv < tables->sequences[s].kv_tiles; kv++, at++) {
+        RotaChain chain = {.sequence = s, .kv_tile = kv};
+        if (kv < pattern->chains) {
+          chain.visit_begin = base[index] + (int32_t)pattern->chain_begin[kv];
+          chain.visit_end = base[index] + (int32_t)pattern->chain_begin[kv + 1];
+        }
+        work[at] = chain.visit_end - chain.visit_begin;
+        start[at] = kv < pattern->chains ? pattern->start_order[kv] : kv;
+        tables->chains[at] = chain;
+      }
+    }
+}
+
+/* ---- Items ---- */
+
+/* Scratch per sequence, per plane and per table entry. */
+typedef struct Scratch {
+  int32_t *first, *tiles; /* [batch] */
+  int64_t *bytes;         /* [batch] */
+  int32_t *base;          /* [maps or patterns] */
+  int32_t *work, *start;  /* [rows or chains] */
+} Scratch;
+
+static void scratch_free(Scratch *scratch) {
+  free(scratch->first);
+  free(scratch->tiles);
+  free(scratch->bytes);
+  free(scratch->base);
+  free(scratch->work);
+  free(scratch->start);
+}
+
+static bool scratch_allocate(Scratch *scratch, int32_t batch, int64_t planes, int64_t entries) {
+  size_t sequences = (size_t)batch + 1;
+  scratch->first = memory_allocate(sequences, sizeof(int32_t));
+  scratch->tiles = memory_allocate(sequences, sizeof(int32_t));
+  scratch->bytes = memory_allocate(sequences, sizeof(int64_t));
+  scratch->base = memory_allocate((size_t)planes + 1, sizeof(int32_t));
+  scratch->work = memory_allocate((size_t)entries + 1, sizeof(int32_t));
+  scratch->start = memory_allocate((size_t)entries + 1, sizeof(int32_t));
+  return scratch->first && scratch->tiles && scratch->bytes && scratch->base && scratch->work &&
+         scratch->start;
+}
+
+static rota_status fill_row_side(const TablesRequest *request, const Tables *tables,
+                                 Scratch *scratch) {
+  fill_runs(request->planes, tables->runs, scratch->base);
+  fill_rows(request, tables, scratch->base, scratch->work);
+  for (int32_t s = 0; s < request->lengths->batch; s++) {
+    scratch->first[s] = tables->sequences[s].row_begin;
+    scratch->tiles[s] = tables->sequences[s].q_tiles;
+    scratch->bytes[s] = request->lengths->n_k[s] * request->kv_bytes;
+  }
+  ItemsRequest items = {.batch = request->lengths->batch,
+                        .kv_heads = request->kv_heads,
+                        .heads_per_pair = request->heads / request->kv_heads,
+                        .per_head = request->planes->map_heads > 1,
+                        .first = scratch->first,
+                        .tiles = scratch->tiles,
+                        .bytes = scratch->bytes,
+                        .work = scratch->work};
+  return items_order(&items, tables->row_items);
+}
+
+static rota_status fill_chain_side(const TablesRequest *request, const TableCounts *counts,
+                                   const Tables *tables, Scratch *scratch) {
+  fill_visits(request->planes, tables->visits, scratch->base);
+  fill_chains(request, tables, scratch->base, scratch->work, scratch->start);
+  int32_t first = 0, group = request->heads / request->kv_heads;
+  for (int32_t s = 0; s < request->lengths->batch; s++) {
+    scratch->first[s] = first;
+    scratch->tiles[s] = tables->sequences[s].kv_tiles;
+    scratch->bytes[s] = request->lengths->n_q[s] * request->q_bytes * group;
+    first += scratch->tiles[s] * request->planes->pattern_heads;
+  }
+  ItemsRequest items = {.batch = request->lengths->batch,
+                        .kv_heads = request->kv_heads,
+                        .heads_per_pair = 1,
+                        .per_head = request->planes->pattern_heads > 1,
+                        .first = scratch->first,
+                        .tiles = scratch->tiles,
+                        .bytes = scratch->bytes,
+                        .work = scratch->work,
+                        .start = request->in_start_order ? scratch->start : NULL};
+  ROTA_TRY(items_order(&items, tables->chain_items));
+  /* A worker per item. Tickets are drawn in item order, so a worker only waits for lower tickets.
+   */
+  for (int64_t w = 0; w < counts->queue; w++)
+    tables->queue[w] = (int)w;
+  return ROTA_OK;
+}
+
+rota_status tables_fill(const TablesRequest *request, const TableCounts *counts,
+                        const Tables *tables) {
+  fill_sequences(request, tables->sequences);
+  int32_t batch = request->lengths->batch;
+  Scratch rows = {0}, chains = {0};
+  rota_status status = ROTA_OUT_OF_MEMORY;
+  if (scratch_allocate(&rows, batch, map_count(request->planes), counts->rows))
+    status = fill_row_side(request, tables, &rows);
+  scratch_free(&rows);
+  if (status != ROTA_OK || !request->backward)
+    return status;
+  status = ROTA_OUT_OF_MEMORY;
+  if (scratch_allocate(&chains, batch, pattern_count(request->planes), counts->chains))
+    status = fill_chain_side(request, counts, tables, &chains);
+  scratch_free(&chains);
+  return status;
+}

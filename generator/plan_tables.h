@@ -1,0 +1,40 @@
+/* Level 6. The tables that kernels read (templates/lib/abi.h), written from the planes of a batch
+ * into memory of the caller. */
+#ifndef ROTA_GENERATOR_PLAN_TABLES_H
+#define ROTA_GENERATOR_PLAN_TABLES_H
+
+#include "generator/plan_planes.h"
+#include "templates/lib/abi.h"
+
+typedef struct TablesRequest {
+  const Lengths *lengths;
+  const Planes *planes;
+  int heads, kv_heads, tile_q, tile_kv;
+  bool backward;             /* chains, visits and queue too */
+  bool in_start_order;       /* chains wait for one another: keep the patterns' start order */
+  int64_t q_bytes, kv_bytes; /* of one token and head: Q and dO, K and V */
+} TablesRequest;
+
+/* Entries of each table; q_tiles: query tiles of all sequences. */
+typedef struct TableCounts {
+  int64_t sequences, rows, runs, row_items, chains, visits, chain_items, queue, q_tiles;
+} TableCounts;
+
+typedef struct Tables {
+  RotaSequence *sequences;
+  RotaRow *rows;
+  RotaRun *runs;
+  RotaItem *row_items;
+  RotaChain *chains;
+  RotaVisit *visits;
+  RotaItem *chain_items;
+  int *queue;
+} Tables;
+
+/* UNSUPPORTED where an index would leave its bits: 2^31 entries, rank 2^20, group 4095. */
+rota_status tables_count(const TablesRequest *request, TableCounts *counts);
+/* `tables` points to zeroed memory of the counted sizes. */
+rota_status tables_fill(const TablesRequest *request, const TableCounts *counts,
+                        const Tables *tables);
+
+#endif

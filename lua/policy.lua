@@ -1,0 +1,103 @@
+-- How: which architecture file serves a request, which backward algorithm, which tiling, which
+-- schedule.
+--
+-- A file of lua/architectures that returns a table with `name` is an architecture:
+--   name       as in the tiling; priority: the highest one that serves wins
+--   targets    {[90] = {limits}}: compute capability times ten -> what such a GPU offers
+--              (generator/tiling.h: Target)
+--   serves     function(request) -> true, or false and the reason
+--   tiling     function(request, algorithm) -> tiling (see lua/architectures/portable.lua), or nil
+--              and the reason
+-- request = {spec = {...}, direction = "forward" | "backward", aligned = bool, target = {...}}
+local names = import "lua/names.lua"
+local schedules = import "lua/schedules.lua"
+
+local policy = {}
+
+local architectures = {}
+for _, path in ipairs(host.list "lua/architectures/") do
+  local architecture = import(path)
+  if type(architecture) == "table" and architecture.name then
+    architectures[#architectures + 1] = architecture
+  end
+end
+table.sort(architectures, function(a, b)
+  if a.priority ~= b.priority then return a.priority > b.priority end
+  return a.name < b.name
+end)
+
+-- A failure as C reads it: nil, status, message.
+local function refuse(status, ...) return nil, status, string.format(...) end
+
+-- Limits of a GPU by name: "sm_90", "sm_90a".
+function policy.target(name)
+  local sm = math.tointeger(tonumber(string.match(name, "^sm_(%d+)[af]?$")))
+  local known, seen = {}, {}
+  for _, architecture in ipairs(architectures) do
+    for number, limits in pairs(architecture.targets) do
+      if number == sm then
+        local target = { name = name, sm = sm }
+        for field, amount in pairs(limits) do target[field] = amount end
+        return target
+      end
+      if not seen[number] then known[#known + 1], seen[number] = number, true end
+    end
+  end
+  table.sort(known)
+  for i, number in ipairs(known) do known[i] = "sm_" .. number end
+  return refuse("UNSUPPORTED", "architecture %s: known are %s", name, table.concat(known, ", "))
+end
+
+-- The backward algorithm for "auto". Five matrix products in `ordered` against seven in
+-- `two_pass`; but `ordered` keeps an fp32 dK and dV of a kv tile in registers, which above head
+-- dim 128 no longer fit.
+function policy.backward(spec)
+  if spec.backward ~= "auto" then return spec.backward end
+  local widest = math.max(spec.head_dim, spec.head_dim_v)
+  if spec.dtype ~= "fp32" and widest <= 128 then return "ordered" end
+  return "two_pass"
+end
+
+-- The reason why a tiling's launches do not fit the GPU; nil if they do.
+local function shared_memory_short(tiling, target)
+  for _, launch in ipairs(tiling.launches) do
+    if launch.shared_bytes > target.shared_per_block then
+      return string.format("%s needs %d bytes of shared memory, %d there", launch.entry,
+        launch.shared_bytes, target.shared_per_block)
+    end
+  end
+end
+
+function policy.tiling(request)
+  local algorithm = request.direction == "forward" and "forward" or policy.backward(request.spec)
+  local reasons = {}
+  for _, architecture in ipairs(architectures) do
+    local serves, reason = architecture.serves(request)
+    if serves then
+      local tiling
+      tiling, reason = architecture.tiling(request, algorithm)
+      if tiling then reason = shared_memory_short(tiling, request.target) end
+      if tiling and not reason then
+        tiling.architecture, tiling.algorithm = architecture.name, algorithm
+        return tiling
+      end
+    end
+    reasons[#reasons + 1] = string.format("%s: %s", architecture.name, reason or "no reason given")
+  end
+  local spec = request.spec
+  return refuse("UNSUPPORTED", "head_dim %d/%d %s %s on %s is not served (%s)", spec.head_dim,
+    spec.head_dim_v, spec.dtype, algorithm, request.target.name, table.concat(reasons, "; "))
+end
+
+-- The rule of a schedule for a tiling's algorithm.
+function policy.schedule(request)
+  local name = request.schedule
+  if name == "auto" then name = schedules.auto(request.algorithm) end
+  local rule = schedules.rules[name]
+  if not rule then
+    return refuse("SCHEDULE", "%s", names.unknown("schedule", name, names.sorted(schedules.rules)))
+  end
+  return { name = name, chains = rule.chains, visits = rule.visits }
+end
+
+return policy

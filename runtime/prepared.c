@@ -1,0 +1,123 @@
+/* A plan together with its kernel and its tables on the device. */
+#include "runtime/prepared.h"
+
+#include <stdlib.h>
+
+/* What decides the bits, besides the inputs: code, patterns, and the numbers that a kernel is
+ * handed. */
+static Digest digest_plan(const rota_plan *plan) {
+  const Plan *tables = plan->plan;
+  DigestStream *stream = digest_begin();
+  digest_add_string(stream, plan->kernel->device == ROTA_DEVICE_CUDA ? "cuda" : "cpu");
+  digest_add_string(stream, plan->kernel->code.hex);
+  digest_add_string(stream, tables->pattern_digest.hex);
+  digest_add(stream, &plan->kernel->spec.scale, sizeof plan->kernel->spec.scale);
+  digest_add(stream, tables->bindings.parameters,
+             (size_t)tables->symbols.parameter_count * sizeof tables->bindings.parameters[0]);
+  return digest_end(stream);
+}
+
+static void measure(rota_plan *plan) {
+  const Lengths *lengths = plan->plan->lengths;
+  for (int b = 0; b < lengths->batch; b++) {
+    int32_t q = lengths->rows_q[b], k = lengths->rows_k[b];
+    plan->rows_q += q;
+    plan->rows_k += k;
+    if (q > plan->longest_q)
+      plan->longest_q = q;
+    if (k > plan->longest_k)
+      plan->longest_k = k;
+    if (lengths->begin_q[b] + q > plan->span_q)
+      plan->span_q = lengths->begin_q[b] + q;
+    if (lengths->begin_k[b] + k > plan->span_k)
+      plan->span_k = lengths->begin_k[b] + k;
+  }
+  const RotaSequence *sequences = plan_section(plan->plan, plan->plan->sequences);
+  int64_t count = plan->plan->sequences.count;
+  if (count > 0)
+    plan->tiles = sequences[count - 1].tile_begin + sequences[count - 1].q_tiles;
+}
+
+/* One dimension of a grid takes 2^31 - 1 blocks. */
+static rota_status check_grids(const rota_plan *plan) {
+  const Tiling *tiling = &plan->kernel->tiling;
+  for (int i = 0; i < tiling->launch_count; i++) {
+    int64_t blocks = plan_grid(plan->plan, tiling->launches[i].grid);
+    if (blocks > INT32_MAX)
+      return status_fail(ROTA_UNSUPPORTED,
+                         "%s would need %lld blocks, more than a launch has (2147483647): split "
+                         "the batch",
+                         tiling->launches[i].entry, (long long)blocks);
+  }
+  return ROTA_OK;
+}
+
+/* A kernel that was only compiled cannot run here. */
+static rota_status check_loaded(const rota_kernel *kernel) {
+  if (kernel->device == ROTA_DEVICE_CPU || kernel->module)
+    return ROTA_OK;
+  return status_fail(ROTA_NO_DEVICE,
+                     "the kernel was compiled for %s without a GPU that runs it: export it and "
+                     "import it where one is, or prepare it for the CPU device",
+                     kernel->target.name);
+}
+
+static rota_status finish(rota_plan *plan) {
+  measure(plan);
+  ROTA_TRY(check_grids(plan));
+  plan->digest = digest_plan(plan);
+  if (!plan->digest.hex[0])
+    return ROTA_OUT_OF_MEMORY;
+  if (plan->kernel->device == ROTA_DEVICE_CPU)
+    return ROTA_OK;
+  return device_upload(plan->kernel->module->device, plan->plan->image, plan->plan->image_bytes,
+                       &plan->image);
+}
+
+static rota_status begin(rota_kernel *kernel, rota_plan **result) {
+  *result = NULL;
+  ROTA_TRY(check_loaded(kernel));
+  rota_plan *plan = memory_allocate(1, sizeof *plan);
+  if (!plan)
+    return ROTA_OUT_OF_MEMORY;
+  plan->kernel = kernel_retain(kernel);
+  *result = plan;
+  return ROTA_OK;
+}
+
+static rota_status end(rota_status status, double started, rota_plan **plan) {
+  if (status == ROTA_OK)
+    status = finish(*plan);
+  (*plan)->seconds = kernel_clock() - started;
+  if (status == ROTA_OK)
+    return ROTA_OK;
+  prepared_destroy(*plan);
+  *plan = NULL;
+  return status;
+}
+
+rota_status prepared_create(rota_kernel *kernel, const rota_plan_request *request,
+                            rota_plan **plan) {
+  double started = kernel_clock();
+  ROTA_TRY(begin(kernel, plan));
+  rota_status status = plan_build(&kernel->spec, kernel->direction, &kernel->tiling, &kernel->rule,
+                                  request, &(*plan)->plan);
+  return end(status, started, plan);
+}
+
+rota_status prepared_load(rota_kernel *kernel, const char *path, rota_plan **plan) {
+  double started = kernel_clock();
+  ROTA_TRY(begin(kernel, plan));
+  rota_status status = plan_load(path, &kernel->program, &(*plan)->plan);
+  return end(status, started, plan);
+}
+
+void prepared_destroy(rota_plan *plan) {
+  if (!plan)
+    return;
+  if (plan->image)
+    device_free(plan->kernel->module->device, plan->image);
+  plan_destroy(plan->plan);
+  kernel_release(plan->kernel);
+  free(plan);
+}

@@ -1,0 +1,102 @@
+#!/bin/sh
+# The command as a user meets it: exit statuses, messages, JSON, and source that is the same in every process and locale.
+# Usage: command.sh ROTA SOURCE_DIRECTORY
+rota=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+source=$(cd "$2" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export ROTA_CACHE_DIR="$scratch/cache"
+passed=0
+failed=0
+check() { # check NAME CONDITION...
+  name=$1
+  shift
+  if "$@" >/dev/null; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; fi
+}
+status() { # status EXPECTED COMMAND...
+  expected=$1
+  shift
+  "$@" >"$scratch/out" 2>"$scratch/err"
+  got=$?
+  [ $got -eq "$expected" ] || { echo "exit status $got, not $expected: $*"; cat "$scratch/err"; return 1; }
+}
+err_has() { grep -q -- "$1" "$scratch/err"; }
+out_has() { grep -q -- "$1" "$scratch/out"; }
+json() { python3 -m json.tool "$scratch/out"; }
+model='return rota.attention{head_dim = 64, heads = 4, kv_heads = 2, mask = causal & (window(100, 0) | sinks(4))}'
+
+check "help exits 0" status 0 "$rota" --help
+check "help names the commands" out_has "doctor"
+check "version exits 0" status 0 "$rota" --version
+check "no command is a usage error" status 64 "$rota"
+check "an unknown command is a usage error" status 64 "$rota" frobnicate
+check "... and is named" err_has "no command 'frobnicate'"
+check "a missing model is a usage error" status 64 "$rota" emit
+check "an unknown option is a usage error" status 64 "$rota" emit --frobnicate
+for command in emit compile plan run export cache doctor; do
+  check "$command --help exits 0" status 0 "$rota" $command --help
+done
+check "a missing file fails" status 1 "$rota" emit "$scratch/none.lua"
+check "... and is named" err_has "none.lua"
+check "a wrong field fails" status 1 "$rota" emit -e 'return rota.attention{head_dims = 64}'
+check "... with the nearest name" err_has "did you mean 'head_dim'"
+check "a wrong expression fails" status 1 "$rota" emit -e 'return rota.attention{head_dim = 64, mask = where "k <= w"}'
+check "... with a caret" err_has "\^"
+check "bad lengths are a usage error" status 64 "$rota" plan -e "$model" --seqlen 12y
+check "an unknown architecture fails" status 1 "$rota" emit -e "$model" --arch sm_12345
+check "an unknown parameter fails" status 1 "$rota" plan -e "$model" --set nothing=3
+
+# Source: same bytes in ten processes, under other locales and another directory.
+"$rota" emit -e "$model" >"$scratch/first.cu"
+check "emit writes source" grep -q 'extern "C" __global__' "$scratch/first.cu"
+for locale in C C.UTF-8 de_DE.UTF-8 tr_TR.UTF-8; do
+  for direction in forward backward; do
+    LC_ALL=$locale "$rota" emit -e "$model" -d $direction -o "$scratch/$direction.$locale.cu"
+    cp "$scratch/$direction.$locale.cu" "$scratch/this.cu"
+    check "emit is the same under $locale ($direction)" cmp "$scratch/this.cu" "$scratch/$direction.C.cu"
+  done
+done
+(cd / && "$rota" emit -e "$model") >"$scratch/elsewhere.cu"
+check "emit is the same elsewhere" cmp "$scratch/first.cu" "$scratch/elsewhere.cu"
+
+check "plan exits 0" status 0 "$rota" plan -e "$model" --seqlen 500x300 --svg "$scratch/map.svg"
+check "plan draws" grep -q '</svg>' "$scratch/map.svg"
+check "the drawing is XML" python3 -c "import sys, xml.dom.minidom as m; m.parse(sys.argv[1])" "$scratch/map.svg"
+check "plan prints JSON" status 0 "$rota" plan -e "$model" --seqlen 500 --json
+check "... that parses" json
+check "run on the CPU is right and repeatable" status 0 "$rota" run -e "$model" --device cpu --seqlen 130x201 --batch 2 \
+  --backward --check --repeat 3
+check "... and says so" out_has "same bits in 3 of 3 runs"
+check "run takes a parameter's value" status 0 "$rota" run -e "$model" --device cpu --seqlen 64 --set window_left=7 --check
+check "run prints JSON" status 0 "$rota" run -e "$model" --device cpu --seqlen 64 --json --check
+check "... that parses" json
+check "run reads a file" status 0 "$rota" run "$source/examples/models/documents.lua" --device cpu --backward --check \
+  --input "$source/tests/data/minilm_qkv.safetensors" --output "$scratch/results.safetensors"
+check "... and writes one" test -s "$scratch/results.safetensors"
+check "a missing tensor is named" status 1 "$rota" run "$source/examples/models/documents.lua" --device cpu --seqlen 64
+check "... with what to do" err_has "document"
+check "a file that is none fails" status 1 "$rota" run -e "$model" --input "$source/LICENSE"
+check "lengths 0 are fine" status 0 "$rota" run -e "$model" --device cpu --seqlen 0x5 --backward --check
+for file in "$source"/examples/models/*.lua; do
+  check "emit $(basename "$file")" status 0 "$rota" emit "$file" --direction backward --arch sm_90
+done
+
+check "doctor exits 0" status 0 "$rota" doctor
+check "doctor prints JSON" status 0 "$rota" doctor --json
+check "... that parses" json
+check "cache list exits 0" status 0 "$rota" cache list --json
+check "... and parses" json
+check "cache verify exits 0" status 0 "$rota" cache verify
+check "cache clear exits 0" status 0 "$rota" cache clear
+check "cache knows no other action" status 1 "$rota" cache frobnicate
+check "without a compiler the message names the library" env ROTA_NVRTC=/nonexistent/libnvrtc.so sh -c \
+  "! '$rota' compile -e 'return rota.attention{head_dim = 64}' 2>'$scratch/err' && grep -q /nonexistent '$scratch/err'"
+if "$rota" doctor | grep -q '^ok   nvrtc'; then
+  check "compile exits 0" status 0 "$rota" compile -e "$model" --direction forward --arch sm_80
+  check "compile hits the cache then" status 0 "$rota" compile -e "$model" --direction forward --arch sm_80 --json
+  check "... and says so" out_has '"cache_hit": true'
+else
+  echo "SKIPPED: compile (no NVRTC here)"
+fi
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]

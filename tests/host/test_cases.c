@@ -1,0 +1,6 @@
+/* The cases of tests/support/cases.h on the CPU device. */
+#include "tests/support/cases.h"
+
+int main(void) {
+  return cases_run(NULL) != 0;
+}

@@ -1,0 +1,150 @@
+/* lua/policy.lua, schedules.lua and architectures/: targets, tilings and schedules for every kind
+ * of request. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/scripts.h"
+
+static void test_targets(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    int sm, shared_per_block;
+  } cases[] = {{"sm_80", 80, 163 << 10}, {"sm_86", 86, 99 << 10},   {"sm_89", 89, 99 << 10},
+               {"sm_90", 90, 227 << 10}, {"sm_90a", 90, 227 << 10}, {"sm_100", 100, 227 << 10},
+               {"sm_120", 120, 99 << 10}};
+  Target target;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    check_ok(script_target(test_script, cases[i].name, &target));
+    assert_string_equal(target.name, cases[i].name);
+    assert_int_equal(target.sm, cases[i].sm);
+    assert_int_equal(target.shared_per_block, cases[i].shared_per_block);
+    assert_true(target.shared_per_sm > target.shared_per_block);
+    assert_true(target.multiprocessors > 0 && target.l2_bytes > 1 << 20);
+  }
+  static const char *const wrong[] = {"sm_70", "90",     "sm_",          "hopper",
+                                      "",      "sm_90b", "sm_9999999999"};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    assert_int_equal(script_target(test_script, wrong[i], &target), ROTA_UNSUPPORTED);
+    assert_non_null(strstr(status_message(), "known are sm_80, sm_86"));
+  }
+}
+
+static void check_tiling(const Spec *spec, const Tiling *tiling, const Target *target,
+                         rota_direction direction) {
+  assert_int_equal(tiling->tile_q, tiling_get(tiling, "tile_q", -1));
+  assert_int_equal(tiling->tile_kv, tiling_get(tiling, "tile_kv", -1));
+  assert_int_equal(tiling_get(tiling, "no_such_field", -7), -7);
+  for (int i = 1; i < tiling->field_count; i++)
+    assert_true(strcmp(tiling->fields[i - 1].name, tiling->fields[i].name) < 0);
+  bool first_is_right = strcmp(tiling->launches[0].entry,
+                               direction == ROTA_FORWARD ? "rota_forward" : "rota_delta") == 0;
+  assert_true(first_is_right);
+  for (int i = 0; i < tiling->launch_count; i++)
+    assert_true(tiling->launches[i].shared_bytes <= target->shared_per_block);
+  if (direction == ROTA_BACKWARD) {
+    const Launch *last = &tiling->launches[tiling->launch_count - 1];
+    assert_int_equal(strcmp(last->entry, "rota_sink_gradient") == 0, spec->sink_logit);
+    if (spec->deterministic)
+      assert_string_not_equal(tiling->algorithm, "atomic");
+  } else {
+    assert_string_equal(tiling->algorithm, "forward");
+  }
+  assert_non_null(store_get(test_store, "lua/architectures/portable.lua", NULL));
+  assert_string_equal(tiling->architecture, "portable");
+}
+
+/* Every head dim, dtype, algorithm and GPU: a tiling within the limits, or a reason. */
+static void test_tilings(void **state) {
+  (void)state;
+  static const char *const targets[] = {"sm_80", "sm_86", "sm_90", "sm_120"};
+  for (int t = 0; t < 4; t++) {
+    Target target;
+    check_ok(script_target(test_script, targets[t], &target));
+    for (int dim = 1; dim <= 256; dim += dim < 16 ? 5 : 24) {
+      for (int dtype = 0; dtype < 3; dtype++) {
+        for (int backward = 0; backward < 4; backward++) {
+          Spec spec = {.dtype = (rota_dtype)dtype,
+                       .head_dim = dim,
+                       .heads = 8,
+                       .kv_heads = 2,
+                       .sink_logit = backward == 2,
+                       .deterministic = backward != BACKWARD_ATOMIC,
+                       .backward = (Backward)backward};
+          check_ok(spec_finish(&spec));
+          for (int direction = 0; direction < 2; direction++) {
+            Tiling tiling;
+            rota_status status =
+                script_tiling(test_script, &spec, (rota_direction)direction,
+                              dim % 8 ? ROTA_LAYOUT_ANY : ROTA_LAYOUT_ALIGNED, &target, &tiling);
+            if (direction == ROTA_FORWARD || backward == BACKWARD_AUTO)
+              check_ok(status);
+            if (status == ROTA_OK) {
+              check_tiling(&spec, &tiling, &target, (rota_direction)direction);
+              if (direction == ROTA_BACKWARD && backward != BACKWARD_AUTO)
+                assert_string_equal(tiling.algorithm, backward_name((Backward)backward));
+            } else {
+              assert_int_equal(status, ROTA_UNSUPPORTED);
+              assert_non_null(strstr(status_message(), targets[t]));
+            }
+          }
+        }
+      }
+    }
+  }
+  Target old = {.name = "sm_75",
+                .sm = 75,
+                .shared_per_block = 1,
+                .shared_per_sm = 1,
+                .registers_per_sm = 1,
+                .multiprocessors = 1,
+                .l2_bytes = 1};
+  Spec spec = spec_of("return rota.attention { head_dim = 64 }");
+  Tiling tiling;
+  assert_int_equal(script_tiling(test_script, &spec, ROTA_FORWARD, ROTA_LAYOUT_ANY, &old, &tiling),
+                   ROTA_UNSUPPORTED);
+  assert_non_null(strstr(status_message(), "sm_80 or newer"));
+  spec_free(&spec);
+}
+
+static void test_schedules(void **state) {
+  (void)state;
+  const char *const *names = script_names(test_script, "schedules");
+  const char *const *sources = script_names(test_script, "schedule_sources");
+  Spec spec = {0};
+  Tiling ordered = {.algorithm = "ordered"}, two_pass = {.algorithm = "two_pass"};
+  ScheduleRule rule;
+  int count = 0;
+  for (; names[count]; count++) {
+    assert_true(strlen(sources[count]) > 5);
+    snprintf(spec.schedule, sizeof spec.schedule, "%s", names[count]);
+    check_ok(script_schedule(test_script, &spec, &ordered, &rule));
+    assert_string_equal(rule.name, names[count]);
+  }
+  assert_true(count >= 3);
+  snprintf(spec.schedule, sizeof spec.schedule, "auto");
+  check_ok(script_schedule(test_script, &spec, &ordered, &rule));
+  assert_string_equal(rule.name, "shortest_first");
+  assert_int_equal(rule.chains, CHAINS_DESCENDING);
+  assert_int_equal(rule.visits, VISITS_ASCENDING);
+  check_ok(script_schedule(test_script, &spec, &two_pass, &rule));
+  assert_string_equal(rule.name, "ascending");
+  snprintf(spec.schedule, sizeof spec.schedule, "sideways");
+  assert_int_equal(script_schedule(test_script, &spec, &ordered, &rule), ROTA_SCHEDULE);
+  assert_non_null(strstr(status_message(), "known: ascending, descending, shortest_first"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_targets),
+      cmocka_unit_test(test_tilings),
+      cmocka_unit_test(test_schedules),
+  };
+  return cmocka_run_group_tests(tests, script_setup, script_teardown);
+}

@@ -1,0 +1,79 @@
+/* What the cases share. */
+#include "tests/support/cases.h"
+
+#include <stdio.h>
+#include <string.h>
+
+CaseDevice case_device;
+
+int case_size(int full, int small) {
+  return case_device.gpu ? full : small;
+}
+
+Trial *case_prepare(const TrialShape *shape) {
+  Trial *trial = trial_create(shape);
+  if (trial_prepare(trial, case_device.context, case_device.gpu) != ROTA_OK)
+    fail_msg("%s: %s", shape->mask ? shape->mask : "no mask", rota_error_message());
+  return trial;
+}
+
+void case_run(Trial *trial) {
+  if (trial_run(trial) != ROTA_OK)
+    fail_msg("%s", rota_error_message());
+}
+
+Digest case_bits(Trial *trial) {
+  case_run(trial);
+  return trial_all_bits(trial);
+}
+
+static void check_algorithm(const char *name, const TrialShape *shape, TrialReferences *references,
+                            bool *made) {
+  Trial *trial = case_prepare(shape);
+  Digest first = case_bits(trial), second = case_bits(trial);
+  bool first_algorithm = !*made;
+  if (first_algorithm)
+    trial_references_make(trial, references);
+  *made = true;
+  TrialReport report = trial_compare(trial, references);
+  if (first_algorithm || !report.good) {
+    printf("  %-28s %-8s", name, shape->backward);
+    trial_print_report(&report);
+  }
+  if (!report.good)
+    fail_msg("%s, %s: the error is too large", name, shape->backward);
+  if (strcmp(shape->backward, "atomic") != 0)
+    assert_string_equal(first.hex, second.hex);
+  assert_true(trial_margins_intact(trial));
+  trial_destroy(trial);
+}
+
+void case_check(const char *name, const TrialShape *shape) {
+  static const char *const algorithms[] = {"ordered", "two_pass", "atomic"};
+  TrialReferences references;
+  bool made = false;
+  for (int i = 0; i < 3; i++) {
+    TrialShape with = *shape;
+    if (shape->backward && strcmp(shape->backward, algorithms[i]) != 0)
+      continue;
+    if (!case_device.gpu && !shape->backward && i == 2)
+      continue; /* on the CPU `atomic` goes by the ranks, as `ordered` does: test_cpu_device */
+    with.backward = algorithms[i];
+    with.nondeterministic = strcmp(algorithms[i], "atomic") == 0;
+    check_algorithm(name, &with, &references, &made);
+  }
+  assert_true(made);
+  trial_references_free(&references);
+}
+
+int cases_run(const Gpu *gpu) {
+  rota_context_options options = {.cache_dir = "", .debug = -1};
+  case_device.gpu = gpu;
+  if (rota_context_create(&options, &case_device.context) != ROTA_OK) {
+    fprintf(stderr, "%s\n", rota_error_message());
+    return 1;
+  }
+  int failures = cases_determinism() + cases_masks() + cases_shapes();
+  rota_context_destroy(case_device.context);
+  return failures;
+}

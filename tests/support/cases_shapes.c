@@ -1,0 +1,245 @@
+/* Cases C: lengths, strides and layouts. */
+#include "tests/support/cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- C5: both alignments of a causal mask ---- */
+
+static void bottom_right(const void *context, const RowPosition *row, int32_t k_begin,
+                         int32_t count, bool *out) {
+  (void)context;
+  for (int32_t i = 0; i < count; i++)
+    out[i] = k_begin + i <= row->q + row->n_k - row->n_q;
+}
+
+static void top_left(const void *context, const RowPosition *row, int32_t k_begin, int32_t count,
+                     bool *out) {
+  (void)context;
+  for (int32_t i = 0; i < count; i++)
+    out[i] = k_begin + i <= row->q;
+}
+
+static void test_c5_causal_alignments(void **state) {
+  (void)state;
+  const int lengths[][2] = {{2, 5}, {5, 2}, {70, 200}, {200, 70}};
+  for (int i = 0; i < 4; i++)
+    for (int left = 0; left < 2; left++) {
+      char name[48];
+      snprintf(name, sizeof name, "C5 %s %d x %d", left ? "top left" : "bottom right",
+               lengths[i][0], lengths[i][1]);
+      TrialShape shape = {.dtype = ROTA_BF16,
+                          .head_dim = 32,
+                          .heads = 2,
+                          .batch = 2,
+                          .n_q = lengths[i][0],
+                          .n_k = lengths[i][1],
+                          .mask = left ? "causal{align = \"top_left\"}" : "causal",
+                          .reference_mask = left ? top_left : bottom_right};
+      case_check(name, &shape);
+    }
+}
+
+/* ---- C7: packed sequences, some without queries ---- */
+
+static void test_c7_sequences_without_queries(void **state) {
+  (void)state;
+  static const int32_t full_q[] = {0, 0, 1208, 2048, 2048}, full_k[] = {0, 2538, 4280, 5120, 8192};
+  static const int32_t small_q[] = {0, 0, 151, 256, 256}, small_k[] = {0, 317, 535, 640, 1024};
+  for (int causal = 0; causal < 2; causal++) {
+    TrialShape shape = {.dtype = ROTA_BF16,
+                        .head_dim = 256,
+                        .heads = 4,
+                        .kv_heads = 1,
+                        .batch = 4,
+                        .mask = causal ? "causal" : NULL,
+                        .cu_q = case_device.gpu ? full_q : small_q,
+                        .cu_k = case_device.gpu ? full_k : small_k,
+                        .backward = "ordered"};
+    case_check(causal ? "C7 causal" : "C7", &shape);
+    Trial *trial = case_prepare(&shape);
+    case_run(trial);
+    for (int k = 0; k < shape.cu_k[1]; k++)
+      for (int i = 0; i < 256; i++) {
+        assert_true(trial_get(trial, TRIAL_D_K, 0, k, 0, i) == 0.0);
+        assert_true(trial_get(trial, TRIAL_D_V, 0, k, 0, i) == 0.0);
+      }
+    trial_destroy(trial);
+  }
+}
+
+/* ---- C11: caches in part used ---- */
+
+static Digest cache_bits(const TrialShape *shape, double rest) {
+  Trial *trial = case_prepare(shape);
+  for (int b = 0; b < shape->batch; b++)
+    for (int k = shape->used_k[b]; k < shape->n_k; k++)
+      for (int h = 0; h < shape->kv_heads; h++)
+        for (int i = 0; i < shape->head_dim; i++) {
+          trial_set(trial, TRIAL_K, b, k, h, i, rest);
+          trial_set(trial, TRIAL_V, b, k, h, i, rest);
+        }
+  Digest bits = case_bits(trial);
+  for (int b = 0; b < shape->batch; b++) /* gradients of what is not in use: zeros */
+    for (int k = shape->used_k[b]; k < shape->n_k; k++) {
+      assert_true(trial_get(trial, TRIAL_D_K, b, k, 0, 1) == 0.0);
+      assert_true(trial_get(trial, TRIAL_D_V, b, k, 0, 1) == 0.0);
+    }
+  trial_destroy(trial);
+  return bits;
+}
+
+static void test_c11_cache(void **state) {
+  (void)state;
+  static const int32_t used[] = {32, 64, 96, 48}, used_q[] = {3, 8, 0, 5};
+  static const char *const algorithms[] = {"ordered", "two_pass"};
+  for (int i = 0; i < 2; i++) {
+    TrialShape shape = {.dtype = ROTA_BF16,
+                        .head_dim = 64,
+                        .heads = 4,
+                        .kv_heads = 2,
+                        .batch = 4,
+                        .n_q = 8,
+                        .n_k = 128,
+                        .used_k = used,
+                        .mask = "causal",
+                        .backward = algorithms[i]};
+    assert_string_equal(cache_bits(&shape, NAN).hex, cache_bits(&shape, 0.0).hex);
+    case_check("C11", &shape);
+    shape.used_q = used_q;
+    case_check("C11 with used queries", &shape);
+  }
+}
+
+/* ---- C12: strides ---- */
+
+static void test_c12_strides_do_not_matter(void **state) {
+  (void)state;
+  TrialShape shape = {.dtype = ROTA_BF16,
+                      .head_dim = 64,
+                      .heads = 8,
+                      .kv_heads = 1,
+                      .batch = 2,
+                      .n_q = 130,
+                      .n_k = 130,
+                      .mask = "causal",
+                      .backward = "ordered",
+                      .d_lse = true};
+  Trial *plain = case_prepare(&shape), *spread = trial_create(&shape),
+        *expanded = trial_create(&shape);
+  Digest expected = case_bits(plain);
+  trial_restride(spread, TRIAL_D_O, 64 * 8 * 400, 64 * 24, 64 * 2);
+  trial_restride(spread, TRIAL_Q, 64 * 130, 64, 64 * 130 * 2); /* heads outermost */
+  trial_restride(spread, TRIAL_K, 64, 64 * 2, 8);
+  assert_int_equal(trial_prepare(spread, case_device.context, case_device.gpu), ROTA_OK);
+  assert_string_equal(case_bits(spread).hex, expected.hex);
+  /* As autograd hands it over: one vector for all rows. */
+  trial_restride(expanded, TRIAL_D_O, 0, 0, 0);
+  trial_restride(expanded, TRIAL_D_LSE, 0, 0, 0);
+  for (int b = 0; b < 2; b++)
+    for (int q = 0; q < 130; q++)
+      for (int h = 0; h < 8; h++) {
+        for (int i = 0; i < 64; i++)
+          trial_set(plain, TRIAL_D_O, b, q, h, i, trial_get(expanded, TRIAL_D_O, 0, 0, 0, i));
+        trial_set(plain, TRIAL_D_LSE, b, q, h, 0, trial_get(expanded, TRIAL_D_LSE, 0, 0, 0, 0));
+      }
+  assert_int_equal(trial_prepare(expanded, case_device.context, case_device.gpu), ROTA_OK);
+  assert_string_equal(case_bits(expanded).hex, case_bits(plain).hex);
+  trial_destroy(plain);
+  trial_destroy(spread);
+  trial_destroy(expanded);
+}
+
+static void test_any_layout_any_dim(void **state) {
+  (void)state;
+  const int dims[][2] = {{8, 8}, {46, 46}, {72, 72}, {88, 88}, {64, 128}, {192, 128}, {1, 3}};
+  for (int i = 0; i < 7; i++) {
+    char name[48];
+    snprintf(name, sizeof name, "any layout, d %d/%d", dims[i][0], dims[i][1]);
+    TrialShape shape = {.dtype = i % 2 ? ROTA_FP16 : ROTA_BF16,
+                        .head_dim = dims[i][0],
+                        .head_dim_v = dims[i][1],
+                        .heads = 4,
+                        .kv_heads = 2,
+                        .batch = 2,
+                        .n_q = 77,
+                        .n_k = 141,
+                        .mask = "causal",
+                        .layout = ROTA_LAYOUT_ANY,
+                        .heads_outside = i % 3 == 0,
+                        .sink = i == 1,
+                        .d_lse = true};
+    case_check(name, &shape);
+  }
+}
+
+/* ---- C15: nothing to do ---- */
+
+static void test_c15_empty(void **state) {
+  (void)state;
+  const int sizes[][3] = {{2, 5, 0}, {2, 0, 5}, {0, 5, 5}, {2, 0, 0}};
+  static const char *const algorithms[] = {"ordered", "two_pass", "atomic"};
+  for (int i = 0; i < 12; i++) {
+    const int *size = sizes[i / 3];
+    TrialShape shape = {.dtype = ROTA_BF16,
+                        .head_dim = 64,
+                        .heads = 2,
+                        .batch = size[0],
+                        .n_q = size[1],
+                        .n_k = size[2],
+                        .mask = "causal",
+                        .backward = algorithms[i % 3],
+                        .nondeterministic = true};
+    Trial *trial = case_prepare(&shape);
+    case_run(trial);
+    for (int b = 0; b < size[0]; b++) {
+      for (int q = 0; q < size[1]; q++)
+        for (int j = 0; j < 64; j++) {
+          assert_true(trial_get(trial, TRIAL_O, b, q, 1, j) == 0.0);
+          assert_true(trial_get(trial, TRIAL_D_Q, b, q, 1, j) == 0.0);
+          assert_true(trial_get(trial, TRIAL_LSE, b, q, 1, 0) == -INFINITY);
+        }
+      for (int k = 0; k < size[2]; k++)
+        for (int j = 0; j < 64; j++) {
+          assert_true(trial_get(trial, TRIAL_D_K, b, k, 1, j) == 0.0);
+          assert_true(trial_get(trial, TRIAL_D_V, b, k, 1, j) == 0.0);
+        }
+    }
+    assert_true(trial_margins_intact(trial));
+    trial_destroy(trial);
+  }
+}
+
+/* ---- The masks of the vocabulary that other cases leave out ---- */
+
+static void test_documents(void **state) {
+  (void)state;
+  int32_t ids[2][200];
+  for (int i = 0; i < 400; i++)
+    ids[i / 200][i % 200] = (i % 200) / (i < 200 ? 37 : 90);
+  rota_named_tensor tensor = {"document", ROTA_INT32, 2, {2, 200}, {200, 1}, ids};
+  TrialShape shape = {.dtype = ROTA_FP16,
+                      .head_dim = 32,
+                      .heads = 2,
+                      .batch = 2,
+                      .n_q = 200,
+                      .n_k = 200,
+                      .mask = "causal & document",
+                      .tensors = &tensor,
+                      .tensor_count = 1};
+  case_check("documents", &shape);
+}
+
+int cases_shapes(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_c5_causal_alignments),
+      cmocka_unit_test(test_c7_sequences_without_queries),
+      cmocka_unit_test(test_c11_cache),
+      cmocka_unit_test(test_c12_strides_do_not_matter),
+      cmocka_unit_test(test_any_layout_any_dim),
+      cmocka_unit_test(test_c15_empty),
+      cmocka_unit_test(test_documents),
+  };
+  return cmocka_run_group_tests_name("shapes", tests, NULL, NULL);
+}
