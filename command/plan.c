@@ -32,6 +32,20 @@ static rota_status write_file(const char *path, const Text *text) {
                  : status_fail(ROTA_FILE, "%s: cannot be written: %s", path, strerror(errno));
 }
 
+/* "2048 x 2048: causal mask's text", cut where it would leave the picture. */
+static void append_title(const Model *model, const Plan *plan, Text *title) {
+  enum { TITLE_MAX = 64 };
+  Text mask = {0};
+  if (model->spec.mask)
+    expression_print(model->spec.mask, &model->spec.symbols, &mask);
+  else
+    text_append(&mask, "full");
+  bool cut = mask.length > TITLE_MAX;
+  text_format(title, "%d x %d: %.*s%s", plan->lengths->n_q[0], plan->lengths->n_k[0], TITLE_MAX,
+              mask.data ? mask.data : "", cut ? " ..." : "");
+  text_free(&mask);
+}
+
 /* Query head 0 of the first sequence. */
 static rota_status draw(const Options *options, const Model *model, const Plan *plan) {
   if (plan->lengths->batch == 0)
@@ -43,11 +57,7 @@ static rota_status draw(const Options *options, const Model *model, const Plan *
   if (status == ROTA_OK && plan->direction == ROTA_BACKWARD)
     status = plan_pattern(plan, 0, 0, &pattern);
   if (status == ROTA_OK) {
-    text_format(&title, "%d x %d: ", plan->lengths->n_q[0], plan->lengths->n_k[0]);
-    if (model->spec.mask)
-      expression_print(model->spec.mask, &model->spec.symbols, &title);
-    else
-      text_append(&title, "full");
+    append_title(model, plan, &title);
     status = text_status(&title);
   }
   Picture picture = {title.data, map, pattern, 0};

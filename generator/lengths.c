@@ -1,4 +1,8 @@
-/* Level 3. Lengths of a batch, from dense sizes or from cu_seqlens. */
+/* Level 3. Lengths of a batch, from dense sizes or from cu_seqlens.
+ *
+ *     dense    slot s = rows [0, n) of batch entry s          begin 0
+ *     packed   slot s = rows [cu[s], cu[s + 1]) of all rows   begin cu[s]
+ *     used     the first n rows of a slot; all of it without seqused */
 #include "generator/lengths.h"
 
 #include <stdlib.h>
@@ -71,6 +75,7 @@ static rota_status used(const char *side, int32_t batch, const int32_t *seqused,
   return ROTA_OK;
 }
 
+/* What needs no array entry to be read. */
 static rota_status check_request(const rota_lengths *request) {
   if (request->batch < 0)
     return status_fail(ROTA_INVALID_ARGUMENT, "batch %d is negative", request->batch);
@@ -84,6 +89,7 @@ static rota_status check_request(const rota_lengths *request) {
   return ROTA_OK;
 }
 
+/* Reads batch + 1 entries of each cu_seqlens and batch of each seqused. */
 rota_status lengths_create(const rota_lengths *request, Lengths **lengths) {
   *lengths = NULL;
   ROTA_TRY(check_request(request));

@@ -25,6 +25,7 @@ enum {
   RIGHT = 28,
   RUNS_EXACT_MAX = 16384, /* beyond this a map is drawn in cells */
   CELLS_MAX = 256,        /* per side, then */
+  TITLE_CHARACTER = 10,   /* pixels, about */
   WORDS_WIDTH = 500,      /* the legend's, below narrow maps */
   NUMBERED_MAX = 16,      /* tiles per side that carry their numbers */
   GRID_MAX = 64,          /* tiles per side that are separated by lines */
@@ -283,7 +284,7 @@ static void map_figures(const TileMap *map, int32_t cell, Text *svg) {
 
 static const char style[] =
     "<style>text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:16px;font-weight:600}"
-    ".label,.number text,.tick-x{text-anchor:middle}.tick-y,.right{text-anchor:end}"
+    ".label,.number text,.tick-x{text-anchor:middle}.tick-y{text-anchor:end}"
     ".number text{font-size:11px;fill:#fff}.full{fill:#2b6a99}.partial{fill:#d98b2b}"
     ".empty{fill:#ecebe6}.busy{fill:#2b6a99}.wait{fill:#e7b9b0}"
     ".grid{fill:none;stroke:#fff;stroke-width:1}"
@@ -303,11 +304,16 @@ rota_status picture_draw(const Picture *picture, Text *svg) {
               "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
               "viewBox=\"0 0 %d %d\">\n",
               width, total, width, total);
+  if (picture->title) {
+    text_append(svg, "<title>");
+    escaped_append(svg, picture->title, INT32_MAX);
+    text_append(svg, "</title>\n");
+  }
   text_append(svg, style);
   text_format(svg, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", width, total);
   if (picture->title) {
     text_format(svg, "<text class=\"title\" x=\"%d\" y=\"30\">", LEFT);
-    escaped_append(svg, picture->title);
+    escaped_append(svg, picture->title, (width - LEFT - RIGHT) / TITLE_CHARACTER);
     text_append(svg, "</text>\n");
   }
   int32_t cell;

@@ -1,8 +1,21 @@
 /* Level 2. Pieces that both plots of a picture use. */
 #include "generator/picture_parts.h"
 
-void escaped_append(Text *svg, const char *string) {
+/* UTF-8: bytes 10xxxxxx continue a character. */
+static bool starts_character(char byte) {
+  return ((unsigned char)byte & 0xc0) != 0x80;
+}
+
+void escaped_append(Text *svg, const char *string, int most) {
+  int length = 0, count = 0;
+  for (const char *at = string; *at; at++)
+    length += starts_character(*at);
   for (; *string; string++) {
+    count += starts_character(*string);
+    if (length > most && count > most - 3) {
+      text_append(svg, "...");
+      return;
+    }
     unsigned char at = (unsigned char)*string;
     if (at == '&')
       text_append(svg, "&amp;");
@@ -15,6 +28,7 @@ void escaped_append(Text *svg, const char *string) {
   }
 }
 
+/* Relative commands: shorter, and one path holds thousands of them. */
 void rectangle_append(Text *path, int64_t x, int64_t y, int64_t width, int64_t height) {
   text_format(path, "M%lld %lldh%lldv%lldh-%lldz", (long long)x, (long long)y, (long long)width,
               (long long)height, (long long)width);
@@ -43,7 +57,7 @@ void axis_append(Text *svg, Axis axis) {
               axis.x, axis.y, axis.length);
   if (axis.units == 0)
     return;
-  int64_t step = 1;
+  int64_t step = 1; /* of two's powers, as lengths tend to be */
   while (step * 5 * axis.per < axis.units)
     step *= 2;
   for (int64_t at = 0; at * axis.per <= axis.last; at += step) {

@@ -10,8 +10,9 @@ typedef struct Frame {
   int x, y, width, height; /* pixels */
 } Frame;
 
-/* Text content: & < > are escaped, control characters dropped. */
-void escaped_append(Text *svg, const char *string);
+/* Text content: & < > are escaped, control characters dropped. A string of more than `most`
+ * characters ends in "...". */
+void escaped_append(Text *svg, const char *string, int most);
 /* A rectangle as part of a path's d. */
 void rectangle_append(Text *path, int64_t x, int64_t y, int64_t width, int64_t height);
 /* <path class="..."> unless it is empty. */

@@ -1,4 +1,10 @@
-/* Level 7. Plans: from a request to the image. */
+/* Level 7. Plans: from a request to the image.
+ *
+ *     request -> lengths, values -> planes (maps, patterns) -> counts -> image -> tables in it
+ *
+ * The image is one block, so that a device gets it in one copy: sections in the order of Plan's
+ * fields, then the tensors of the mask. Everything on the way is freed before plan_build returns.
+ */
 #include "generator/plan.h"
 
 #include "generator/plan_tables.h"
@@ -15,6 +21,7 @@ static int64_t round_up(int64_t value, int64_t step) {
 
 /* ---- Layout of the image ---- */
 
+/* A section of `count` entries at the image's end so far. */
 static void place(size_t *end, RotaSection *section, int64_t count, size_t size) {
   section->offset = (long long)*end;
   section->count = count;
@@ -42,6 +49,7 @@ static rota_status lay_out(Plan *plan, const TableCounts *counts) {
   return plan->image ? ROTA_OK : ROTA_OUT_OF_MEMORY;
 }
 
+/* For writing, while the plan is being built. */
 static void *section_at(const Plan *plan, RotaSection section) {
   return plan->image + section.offset;
 }
@@ -127,6 +135,7 @@ rota_status plan_digest_tables(const Plan *plan, Digest *digest) {
 
 /* ---- Building ---- */
 
+/* A kernel is compiled for a group size, not for a number of heads. */
 static rota_status set_heads(const Spec *spec, const rota_plan_request *request, Plan *plan) {
   plan->heads = request->heads ? request->heads : spec->heads;
   plan->kv_heads = request->kv_heads ? request->kv_heads : spec->kv_heads;
@@ -141,6 +150,7 @@ static rota_status set_heads(const Spec *spec, const rota_plan_request *request,
   return ROTA_OK;
 }
 
+/* Sizes first, then the image, then the tables in place: nothing is copied twice. */
 static rota_status write_tables(const Spec *spec, const Planes *planes, Plan *plan) {
   int token = (spec->head_dim + spec->head_dim_v) * dtype_size(spec->dtype);
   TablesRequest request = {.lengths = plan->lengths,
@@ -196,6 +206,7 @@ static rota_status build_tables(const Spec *spec, const ScheduleRule *rule, Plan
   return status;
 }
 
+/* The bindings borrow the caller's tensors until the image has its own copies. */
 static rota_status build(const Spec *spec, const ScheduleRule *rule,
                          const rota_plan_request *request, Plan *plan) {
   ROTA_TRY(set_heads(spec, request, plan));
@@ -260,6 +271,7 @@ bool plan_is_ordered(const Plan *plan) {
   return plan->direction == ROTA_BACKWARD && strcmp(plan->tiling.algorithm, "ordered") == 0;
 }
 
+/* The fields that a program or a launch depends on. */
 static bool same_tiling(const Tiling *a, const Tiling *b) {
   if (strcmp(a->algorithm, b->algorithm) != 0 || strcmp(a->architecture, b->architecture) != 0 ||
       a->tile_q != b->tile_q || a->tile_kv != b->tile_kv || a->field_count != b->field_count ||
@@ -278,6 +290,7 @@ static bool same_tiling(const Tiling *a, const Tiling *b) {
   return true;
 }
 
+/* Values are the plan's own business; names, types and ranks are the program's. */
 static bool same_symbols(const Symbols *a, const Symbols *b) {
   if (a->parameter_count != b->parameter_count || a->tensor_count != b->tensor_count)
     return false;
@@ -298,8 +311,7 @@ rota_status plan_matches(const Plan *plan, const Spec *spec, rota_direction dire
       workspace_layout(direction, tiling, spec->head_dim, plan->row_items.count);
   if (plan->direction == direction && same_tiling(&plan->tiling, tiling) &&
       same_symbols(&plan->symbols, &spec->symbols) &&
-      plan->heads == (int64_t)plan->kv_heads * spec_group(spec) &&
-      memcmp(&plan->scale, &spec->scale, sizeof plan->scale) == 0 &&
+      plan->heads == (int64_t)plan->kv_heads * spec_group(spec) && plan->scale == spec->scale &&
       memcmp(&plan->workspace, &workspace, sizeof workspace) == 0)
     return ROTA_OK;
   return status_fail(ROTA_INVALID_ARGUMENT,

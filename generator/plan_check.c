@@ -22,10 +22,12 @@ typedef struct Check {
   bool *chained;   /* [kv tile][kv head]: has its chain item */
 } Check;
 
+/* Bounds inclusive; also false for an empty range. */
 static bool within(int64_t value, int64_t low, int64_t high) {
   return value >= low && value <= high;
 }
 
+/* kv tile behind the run, without the kind bit. */
 static unsigned run_end(const RotaRun *run) {
   return run->end_kind & ~ROTA_RUN_PARTIAL;
 }
@@ -50,6 +52,7 @@ static rota_status check_section(const Plan *plan, const char *name, RotaSection
   return ROTA_OK;
 }
 
+/* The limits that lengths_create keeps. */
 static rota_status check_lengths(const Plan *plan) {
   const Lengths *lengths = plan->lengths;
   for (int32_t s = 0; s < lengths->batch; s++)
@@ -109,6 +112,8 @@ static int64_t row_tiles(const Check *check, const RotaRow *row) {
   return tiles;
 }
 
+/* Follows the item as a block of the forward pass does, and notes its tiles for the chains' sake.
+ */
 static rota_status check_row_item(Check *check, int64_t index, RotaItem item) {
   const Plan *plan = check->plan;
   if (!within(item.index, 0, plan->rows.count - 1) || !within(item.head, 0, plan->heads - 1))
@@ -149,6 +154,7 @@ static int tile_partial(const Check *check, const RotaRow *row, int32_t kv_tile)
   return check->runs[low].end_kind & ROTA_RUN_PARTIAL ? 1 : 0;
 }
 
+/* Follows one visit as the item's worker does. */
 static rota_status check_visit(Check *check, int32_t item, const RotaChain *chain, int kv_head,
                                int32_t index) {
   const Plan *plan = check->plan;
@@ -199,6 +205,7 @@ static rota_status check_chain_item(Check *check, int32_t index, RotaItem item) 
   return ROTA_OK;
 }
 
+/* Workers' shares join without gaps, so that item order is ticket order. */
 static rota_status check_queue(const Plan *plan) {
   const int *queue = plan_section(plan, plan->queue);
   if (queue[0] != 0 || queue[plan->workers] != plan->chain_items.count)
@@ -235,6 +242,7 @@ static rota_status check_chains(Check *check) {
   return ROTA_OK;
 }
 
+/* Every later access relies on these. */
 static rota_status check_sections(const Plan *plan) {
   bool backward = plan->direction == ROTA_BACKWARD;
   int64_t any = backward ? -1 : 0; /* a forward plan has no chains */
@@ -280,7 +288,7 @@ static rota_status check_tables(Check *check) {
                        "plan: it has %lld row items and %lld chain items; its lengths "
                        "give %lld and %lld",
                        (long long)plan->row_items.count, (long long)plan->chain_items.count,
-                       (long long)(check->q_tiles * plan->heads), (long long)chain_items);
+                       (long long)check->q_tiles * plan->heads, (long long)chain_items);
   if (!allocate_state(check))
     return ROTA_OUT_OF_MEMORY;
   ROTA_TRY(check_rows(check));

@@ -9,6 +9,7 @@
 #include "generator/text.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,7 +155,7 @@ static void wire_plan(Wire *wire, Plan *plan) {
   wire_symbols(wire, &plan->symbols, &plan->bindings);
   RotaSection *sections[] = {&plan->sequences, &plan->rows,   &plan->runs,        &plan->row_items,
                              &plan->chains,    &plan->visits, &plan->chain_items, &plan->queue};
-  for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
+  for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++)
     WIRE(wire, *sections[i]);
   WIRE(wire, plan->tensors);
   wire_int(wire, &plan->workers, 0, INT32_MAX);
@@ -185,11 +186,15 @@ static rota_status cannot_write(const char *path) {
   return status_fail(ROTA_FILE, "%s: cannot write the plan: %s", path, strerror(errno));
 }
 
+/* Tells apart what processes and threads write beside one target. */
+static atomic_uint writes;
+
 /* Written beside the target and renamed: a reader never sees half a plan. */
 static rota_status write_file(const char *path, const PlanHeader *header, const Text *fields,
                               const unsigned char *image) {
   Text aside = {0};
-  text_format(&aside, "%s.%ld.partial", path, (long)getpid());
+  unsigned number = atomic_fetch_add(&writes, 1);
+  text_format(&aside, "%s.%ld.%u.partial", path, (long)getpid(), number);
   rota_status status = text_status(&aside);
   if (status == ROTA_OK) {
     FILE *file = fopen(aside.data, "wb");

@@ -3,10 +3,12 @@
 
 #include <stdlib.h>
 
+/* b is 0 in all classes unless the mask uses it. */
 static bool same_class(const PlaneClass *a, const PlaneClass *b) {
   return a->n_q == b->n_q && a->n_k == b->n_k && a->b == b->b;
 }
 
+/* Multiplicative hashing; its low bits pick the slot, so the high ones are folded in. */
 static uint64_t class_hash(const PlaneClass *class) {
   uint64_t hash = (uint64_t)(uint32_t) class->n_q;
   hash = hash * 0x9e3779b97f4a7c15u + (uint64_t)(uint32_t) class->n_k;
@@ -43,6 +45,7 @@ static rota_status classify(const Lengths *lengths, bool by_sequence, Planes *pl
   return ROTA_OK;
 }
 
+/* Nothing to prove for most expressions. */
 static bool uses_tensors(const Expression *expression) {
   ExpressionUse use = expression_use(expression);
   for (int i = 0; i < TENSORS_MAX; i++)
@@ -75,6 +78,7 @@ static rota_status check_bounds(const PlanesRequest *request, const Expression *
   return ROTA_OK;
 }
 
+/* Class by class, heads within. */
 static rota_status build_maps(const PlanesRequest *request, Planes *planes) {
   size_t count = (size_t)planes->class_count * (size_t)planes->map_heads;
   planes->maps = memory_allocate(count + 1, sizeof(TileMap *));

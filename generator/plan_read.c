@@ -20,6 +20,7 @@ static const RotaRow *rows_of(const Plan *plan, int32_t sequence, int head) {
   return rows + at->row_begin + (per_head ? (int64_t)head * at->q_tiles : 0);
 }
 
+/* Rows beyond the map's query tiles hold tokens past n_q, which a map does not count. */
 static void read_runs(const Plan *plan, const RotaRow *rows, TileMap *map) {
   const RotaRun *runs = plan_section(plan, plan->runs);
   int64_t count = 0;
@@ -36,6 +37,7 @@ static void read_runs(const Plan *plan, const RotaRow *rows, TileMap *map) {
   map->row_begin[map->q_tiles] = count;
 }
 
+/* b and h of the request say where it was read, not which plane it shares. */
 rota_status plan_tile_map(const Plan *plan, int32_t sequence, int head, TileMap **map) {
   *map = NULL;
   ROTA_TRY(check_sequence(plan, sequence, head, plan->heads));
@@ -88,7 +90,7 @@ static rota_status read_visits(const Plan *plan, const int32_t *found, Pattern *
     pattern->start_order[i] = chain->kv_tile;
     pattern->chain_begin[chain->kv_tile + 1] = chain->visit_end - chain->visit_begin;
   }
-  for (int32_t kv = 0; kv < pattern->chains; kv++)
+  for (int32_t kv = 0; kv < pattern->chains; kv++) /* counts become offsets */
     pattern->chain_begin[kv + 1] += pattern->chain_begin[kv];
   size_t count = (size_t)pattern->chain_begin[pattern->chains];
   pattern->visits = memory_allocate(count + 1, sizeof(PatternVisit));

@@ -8,6 +8,7 @@
 
 enum { RANK_MAX = ROTA_VISIT_RANK, GROUP_INDEX_MAX = 4095 };
 
+/* Tiles cover the slot, not the rows in use: outputs beyond these need their zeros. */
 static int32_t sequence_q_tiles(const TablesRequest *request, int32_t sequence) {
   return tiles_covering(request->lengths->rows_q[sequence], request->tile_q);
 }
@@ -36,6 +37,7 @@ static rota_status check_entries(const char *table, int64_t count) {
       (long long)count, table);
 }
 
+/* The tables' index types, from the most likely to overflow. */
 static rota_status check_counts(const TablesRequest *request, const TableCounts *counts) {
   ROTA_TRY(check_entries("query tiles", counts->q_tiles));
   ROTA_TRY(check_entries("rows", counts->rows));
@@ -209,6 +211,7 @@ static bool scratch_allocate(Scratch *scratch, int32_t batch, int64_t planes, in
          scratch->start;
 }
 
+/* Runs, rows and row items. What a (sequence, kv head)'s rows share in the L2: its K and V. */
 static rota_status fill_row_side(const TablesRequest *request, const Tables *tables,
                                  Scratch *scratch) {
   fill_runs(request->planes, tables->runs, scratch->base);
@@ -229,6 +232,7 @@ static rota_status fill_row_side(const TablesRequest *request, const Tables *tab
   return items_order(&items, tables->row_items);
 }
 
+/* Visits, chains, chain items and queue. What chains share: Q and dO of the group's heads. */
 static rota_status fill_chain_side(const TablesRequest *request, const TableCounts *counts,
                                    const Tables *tables, Scratch *scratch) {
   fill_visits(request->planes, tables->visits, scratch->base);

@@ -8,6 +8,7 @@
 #define TENSOR_ELEMENTS_MAX ((int64_t)1 << 40)
 #define TENSOR_STRIDE_MAX   ((int64_t)1 << 40)
 
+/* Lists are short: at most 24 and 8 entries. Returns the index, -1 if there is none. */
 static int find_parameter(const Symbols *symbols, const char *name) {
   for (int i = 0; i < symbols->parameter_count; i++)
     if (strcmp(symbols->parameters[i].name, name) == 0)
@@ -24,6 +25,7 @@ static int find_tensor(const Symbols *symbols, const char *name) {
 
 /* ---- Parameters ---- */
 
+/* Narrows a double to the parameter's type; the generated code assumes its range. */
 static rota_status bind_value(const Parameter *parameter, double value, Scalar *to) {
   if (parameter->constant)
     return status_fail(ROTA_INVALID_ARGUMENT,
@@ -48,6 +50,7 @@ static rota_status bind_value(const Parameter *parameter, double value, Scalar *
   return ROTA_OK;
 }
 
+/* The script's values first, then the request's over them. */
 static rota_status bind_parameters(const Symbols *symbols, const rota_plan_request *request,
                                    Bindings *bindings) {
   bool given[PARAMETERS_MAX] = {false};
@@ -75,6 +78,7 @@ static rota_status bind_parameters(const Symbols *symbols, const rota_plan_reque
 
 /* ---- Tensors ---- */
 
+/* Sizes and strides. Bounds keep every later product of them within 64 bits. */
 static rota_status bind_shape(const rota_named_tensor *given, TensorBinding *to) {
   int64_t elements = 1;
   for (int d = 0; d < given->rank; d++) {
@@ -101,6 +105,7 @@ static rota_status bind_shape(const rota_named_tensor *given, TensorBinding *to)
   return ROTA_OK;
 }
 
+/* symbol->rank is 0 for a tensor that is declared but never indexed: any rank will do. */
 static rota_status bind_tensor(const TensorSymbol *symbol, const rota_named_tensor *given,
                                TensorBinding *to) {
   if (given->rank < 1 || given->rank > TENSOR_RANK_MAX)
@@ -120,6 +125,7 @@ static rota_status bind_tensor(const TensorSymbol *symbol, const rota_named_tens
   return bind_shape(given, to);
 }
 
+/* Each given tensor has a symbol, and each symbol in use a tensor. */
 static rota_status bind_tensors(const Symbols *symbols, const rota_plan_request *request,
                                 Bindings *bindings) {
   bool given[TENSORS_MAX] = {false};

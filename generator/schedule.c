@@ -53,20 +53,25 @@ static void visit_row(const ScheduleRule *rule, const TileMap *map, int head, in
   }
 }
 
-static rota_status fill(const ScheduleRule *rule, const TileMap *const *maps, Pattern *pattern) {
+/* Arrays of a pattern whose sizes are set; visits are counted on the way. */
+static rota_status allocate(const TileMap *const *maps, Pattern *pattern) {
   size_t chains = (size_t)pattern->chains;
   pattern->chain_begin = memory_allocate(chains + 2, sizeof(int64_t));
   pattern->start_order = memory_allocate(chains + 1, sizeof(int32_t));
-  int64_t *next = memory_allocate(chains + 1, sizeof(int64_t));
-  if (pattern->chain_begin && pattern->start_order && next) {
-    count_visits(maps, pattern);
-    size_t visits = (size_t)pattern->chain_begin[pattern->chains];
-    pattern->visits = memory_allocate(visits + 1, sizeof(PatternVisit));
-  }
-  if (!pattern->visits) {
-    free(next);
+  if (!pattern->chain_begin || !pattern->start_order)
     return ROTA_OUT_OF_MEMORY;
-  }
+  count_visits(maps, pattern);
+  size_t visits = (size_t)pattern->chain_begin[pattern->chains];
+  pattern->visits = memory_allocate(visits + 1, sizeof(PatternVisit));
+  return pattern->visits ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+}
+
+/* Rows in visiting order, so that each chain's visits are appended in theirs. */
+static rota_status fill(const ScheduleRule *rule, const TileMap *const *maps, Pattern *pattern) {
+  ROTA_TRY(allocate(maps, pattern));
+  int64_t *next = memory_allocate((size_t)pattern->chains + 1, sizeof(int64_t));
+  if (!next)
+    return ROTA_OUT_OF_MEMORY;
   for (int32_t chain = 0; chain < pattern->chains; chain++) {
     bool ascending = rule->chains == CHAINS_ASCENDING;
     pattern->start_order[chain] = ascending ? chain : pattern->chains - 1 - chain;

@@ -6,14 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "runtime/compile_dump.h"
 #include "runtime/environment.h"
 
 enum {
-  MEMORY_BYTES =
-      64 << 20, /* of cubins kept by a compiler; beyond it the longest unused are dropped */
+  DEFAULT_MEMORY_BYTES = 64 << 20,
   DEFAULT_LOCK_SECONDS = 120,
   LABEL_MAX = 160, /* characters of a program's provenance kept as its label */
 };
@@ -37,7 +35,6 @@ static const char line_info_option[] = "-lineinfo";
 typedef struct Flight {
   Digest program;
   bool done;
-  pid_t owner;  /* process of the thread at work: after a fork, the child has no such thread */
   int waiters;  /* threads that wait for it; it stays until they have seen it */
   Cubin *cubin; /* once done; NULL: failed, with status and message */
   rota_status status;
@@ -53,6 +50,7 @@ struct Compiler {
   char *dump_dir; /* NULL: none */
   bool line_info;
   double lock_seconds;
+  size_t memory_bytes;
   pthread_mutex_t mutex; /* guards what follows; held for moments only */
   pthread_cond_t landed; /* some flight is done */
   Flight *flights;
@@ -60,6 +58,21 @@ struct Compiler {
   CompilerCounts counts;
   Compiler *next; /* in the registry */
 };
+
+static void flight_free(Flight *flight) {
+  cubin_destroy(flight->cubin);
+  free(flight->message);
+  free(flight);
+}
+
+static void remove_flight(Compiler *compiler, Flight *flight) {
+  for (Flight **link = &compiler->flights; *link; link = &(*link)->next)
+    if (*link == flight) {
+      *link = flight->next;
+      break;
+    }
+  flight_free(flight);
+}
 
 /* ---- Fork: a child must find no mutex held by a thread that it does not have
  * ---------------------- */
@@ -79,10 +92,21 @@ static void after_fork_in_parent(void) {
   pthread_mutex_unlock(&registry_mutex);
 }
 
+/* Neither the threads at work nor those that wait for them are here: only what is done stays. */
+static void ground_flights(Compiler *compiler) {
+  for (Flight *flight = compiler->flights, *next; flight; flight = next) {
+    next = flight->next;
+    flight->waiters = 0;
+    if (!flight->cubin)
+      remove_flight(compiler, flight);
+  }
+}
+
 static void after_fork_in_child(void) {
   for (Compiler *compiler = registry; compiler; compiler = compiler->next) {
     pthread_mutex_init(&compiler->mutex, NULL);
-    pthread_cond_init(&compiler->landed, NULL); /* the parent's waiters are not here */
+    pthread_cond_init(&compiler->landed, NULL);
+    ground_flights(compiler);
   }
   pthread_mutex_init(&registry_mutex, NULL);
 }
@@ -123,6 +147,7 @@ rota_status compiler_create(const CompilerOptions *options, Compiler **result) {
   compiler->log = options->log;
   compiler->line_info = options->line_info;
   compiler->lock_seconds = options->lock_seconds > 0 ? options->lock_seconds : DEFAULT_LOCK_SECONDS;
+  compiler->memory_bytes = options->memory_bytes ? options->memory_bytes : DEFAULT_MEMORY_BYTES;
   const char *dump_dir = environment_get(ENVIRONMENT_DUMP_DIR);
   rota_status status = ROTA_OK;
   if (dump_dir && !(compiler->dump_dir = memory_copy_string(dump_dir)))
@@ -138,12 +163,6 @@ rota_status compiler_create(const CompilerOptions *options, Compiler **result) {
   }
   *result = compiler;
   return ROTA_OK;
-}
-
-static void flight_free(Flight *flight) {
-  cubin_destroy(flight->cubin);
-  free(flight->message);
-  free(flight);
 }
 
 void compiler_destroy(Compiler *compiler) {
@@ -288,7 +307,7 @@ static rota_status ask_nvrtc(const Job *job, NvrtcResult *result) {
 /* Called with NVRTC loaded. */
 static rota_status compile(const Job *job, Cubin **cubin) {
   Compiler *compiler = job->compiler;
-  NvrtcResult result;
+  NvrtcResult result = {0};
   double begin = now();
   rota_status status = ask_nvrtc(job, &result);
   double seconds = now() - begin;
@@ -436,16 +455,7 @@ static Flight *find_flight(Compiler *compiler, const Digest *program) {
   return NULL;
 }
 
-static void remove_flight(Compiler *compiler, Flight *flight) {
-  for (Flight **link = &compiler->flights; *link; link = &(*link)->next)
-    if (*link == flight) {
-      *link = flight->next;
-      break;
-    }
-  flight_free(flight);
-}
-
-/* Drops the longest unused cubins beyond MEMORY_BYTES. */
+/* Drops the longest unused cubins beyond the limit. */
 static void trim(Compiler *compiler) {
   for (;;) {
     size_t bytes = 0;
@@ -457,7 +467,7 @@ static void trim(Compiler *compiler) {
       if (!oldest || flight->used < oldest->used)
         oldest = flight;
     }
-    if (bytes <= MEMORY_BYTES || !oldest)
+    if (bytes <= compiler->memory_bytes || !oldest)
       return;
     remove_flight(compiler, oldest);
   }
@@ -513,24 +523,14 @@ rota_status compile_program(Compiler *compiler, const Program *program, const ch
   ROTA_TRY(job_start(&job));
   pthread_mutex_lock(&compiler->mutex);
   Flight *flight = find_flight(compiler, &job.digest);
-  rota_status status;
-  if (flight && (flight->done || flight->owner == getpid())) {
+  rota_status status = ROTA_OUT_OF_MEMORY;
+  if (flight) {
     status = await_flight(compiler, flight, cubin);
-  } else {
-    /* A flight left behind by a fork has no thread of ours and no waiters: take it over. */
-    bool fresh = !flight;
-    if (fresh && (flight = memory_allocate(1, sizeof *flight))) {
-      flight->program = job.digest;
-      flight->next = compiler->flights;
-      compiler->flights = flight;
-    }
-    if (flight) {
-      flight->owner = getpid();
-      flight->waiters = fresh ? flight->waiters : 0;
-      status = fly(compiler, flight, &job, cubin);
-    } else {
-      status = ROTA_OUT_OF_MEMORY;
-    }
+  } else if ((flight = memory_allocate(1, sizeof *flight))) {
+    flight->program = job.digest;
+    flight->next = compiler->flights;
+    compiler->flights = flight;
+    status = fly(compiler, flight, &job, cubin);
   }
   pthread_mutex_unlock(&compiler->mutex);
   return status;

@@ -19,6 +19,7 @@ typedef struct CompilerOptions {
   const char *cache_dir;   /* as in rota_context_options */
   int64_t cache_max_bytes; /* 0: 1 GiB */
   const char *nvrtc_path;  /* NULL: ROTA_NVRTC, else searched */
+  size_t memory_bytes;     /* of cubins kept in memory; 0: 64 MiB */
   bool line_info;          /* embed source lines; for profilers */
   double lock_seconds;     /* longest wait for another process's compile; 0: 120 */
   Log *log;                /* outlives the compiler; NULL: silent */

@@ -1,15 +1,15 @@
 /* Backward, in four steps, none of which waits for another thread:
  *
- *   delta    per (query tile, head)   delta = rowsum(dO * O) - dLSE                      into the
- * workspace chains   per (kv tile, kv head)   dK, dV: the chain's visits in visiting order rows per
- * (query tile, head)   dQ: partials added one by one, in the plan's order sinks    per head dSink =
- * -sum exp(sink - LSE) * delta
+ *   delta    per (query tile, head)   delta = rowsum(dO * O) - dLSE, into the workspace
+ *   chains   per (kv tile, kv head)   dK, dV: the chain's visits in visiting order
+ *   rows     per (query tile, head)   dQ: partials added one by one, in the plan's order
+ *   sinks    per head                 dSink = -sum exp(sink - LSE) * delta
  *
  * A kernel adds each visit's dQ partial when its rank comes, waiting if it must. Here `rows`
- * computes the partials once more, rank after rank: 7 products instead of 5, but the same order of
- * addition under any schedule, any number of threads and any load, without a wait. `two_pass` has
- * no ranks and takes the order of its runs, as its dQ kernel does; `atomic` goes by the ranks: the
- * order of arrival is one of those allowed. */
+ * computes the partials once more, rank after rank: 7 products instead of 5, but the same order
+ * of addition under any schedule, any number of threads and any load, without a wait. `two_pass`
+ * has no ranks and takes the order of its runs, as its dQ kernel does; `atomic` goes by the
+ * ranks: the order of arrival is one of those allowed. */
 #include "runtime/cpu_backward.h"
 
 #include <math.h>
@@ -18,8 +18,8 @@
 #include <string.h>
 
 /* kv tiles of each (query tile, head), in the order in which their partials are added. Slot =
- * (tile_begin + q_tile) * heads + head, entries [begin[slot], begin[slot + 1]); bit 31 of an entry:
- * partial. */
+ * (tile_begin + q_tile) * heads + head, entries [begin[slot], begin[slot + 1]); bit 31 of an
+ * entry: partial. */
 typedef struct Order {
   int64_t *begin;
   uint32_t *tiles;

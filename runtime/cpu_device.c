@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tensors of the score that come with the call instead of the plan: data and strides of the call,
- * sizes as planned. */
+/* Tensors of the score that come with the call instead of the plan: data and strides of the
+ * call, sizes as planned. */
 static void bind_tensors(CpuRun *run) {
   const rota_arguments *arguments = run->arguments;
   const Symbols *symbols = &run->plan->symbols;
@@ -56,7 +56,11 @@ rota_status cpu_device_run(const Plan *plan, const Spec *spec, const rota_argume
   CpuRun run = {.plan = plan, .spec = spec, .arguments = arguments};
   bind_tensors(&run);
   view_plan(&run, workspace);
+  int64_t items = plan->row_items.count > plan->chain_items.count ? plan->row_items.count
+                                                                  : plan->chain_items.count;
   run.threads = omp_get_max_threads();
+  if (run.threads > items)
+    run.threads = items > 0 ? (int)items : 1;
   run.scratch_bytes = cpu_scratch_bytes(&run);
   run.scratch = memory_allocate((size_t)run.threads, run.scratch_bytes);
   if (!run.scratch)

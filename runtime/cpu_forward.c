@@ -1,13 +1,13 @@
-/* Forward: one (query tile, query head) after another, its kv tiles in the order of its runs, with
- * the running maximum and sum of an online softmax, as the kernels do it. */
+/* Forward: one (query tile, query head) after another, its kv tiles in the order of its runs,
+ * with the running maximum and sum of an online softmax, as the kernels do it. */
 #include "runtime/cpu_forward.h"
 
 #include <math.h>
 #include <omp.h>
 #include <string.h>
 
-/* Folds the tile's scores into a row's maximum and sum; leaves P (relative to the new maximum) in
- * `s`. */
+/* Folds the tile's scores into a row's maximum and sum; leaves P (relative to the new maximum)
+ * in `s`. */
 static void soften_row(const CpuScratch *scratch, const CpuRun *run, const CpuTile *tile, int r) {
   float *s = scratch->s + (ptrdiff_t)r * run->kv_pitch;
   const bool *allowed = scratch->allowed + (ptrdiff_t)r * run->kv_pitch;

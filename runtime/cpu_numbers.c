@@ -21,8 +21,8 @@ float number_from_bf16(uint16_t bits) {
 
 uint16_t number_to_bf16(float value) {
   uint32_t bits = bits_of(value);
-  /* A NaN whose payload sits in the low half would turn into infinity: keep it quiet and not zero.
-   */
+  /* A NaN whose payload sits in the low half would turn into infinity: keep it quiet and not
+   * zero. */
   if ((bits & 0x7fffffffu) > 0x7f800000u)
     return (uint16_t)((bits >> 16) | 0x40u);
   uint32_t tie = (bits >> 16) & 1u; /* to even */
@@ -48,8 +48,8 @@ uint16_t number_to_fp16(float value) {
   if (bits >= 0x477ff000u)
     return (uint16_t)(sign | 0x7c00u); /* rounds to 2^16 or more */
   if (bits < 0x38800000u) {
-    /* Subnormal: adding 1/2 leaves the multiple of 2^-24 in the low mantissa bits, rounded to even.
-     */
+    /* Subnormal: adding 1/2 leaves the multiple of 2^-24 in the low mantissa bits, rounded to
+     * even. */
     float shifted = float_of(bits) + 0.5f;
     return (uint16_t)(sign | (bits_of(shifted) - bits_of(0.5f)));
   }

@@ -1,8 +1,8 @@
-/* Level 0. Number formats of tensors on the host: bf16 and fp16 to fp32 and back, round to nearest
- * even.
+/* Level 0. Number formats of tensors on the host: bf16 and fp16 to fp32 and back, round to
+ * nearest even.
  *
- * In software, so that no result depends on what the host's processor offers. NaN stays NaN; values
- * beyond the format's range become infinities; fp16 subnormals are kept. */
+ * In software, so that no result depends on what the host's processor offers. NaN stays NaN;
+ * values beyond the format's range become infinities; fp16 subnormals are kept. */
 #ifndef ROTA_RUNTIME_CPU_NUMBERS_H
 #define ROTA_RUNTIME_CPU_NUMBERS_H
 

@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* One row per buffer: name, element type, count. The scratch is these arrays, one behind the other.
- */
+/* One row per buffer: name, element type, count. The scratch is these arrays, one behind the
+ * other. */
 #define SCRATCH_LIST(X)                                                                            \
   X(q, float, (size_t)run->q_rows *(size_t)run->qk_pitch)                                          \
   X(d_o, float, (size_t)run->q_rows *(size_t)run->v_pitch)                                         \
@@ -54,8 +54,8 @@ CpuScratch cpu_scratch(const CpuRun *run, int thread) {
   return scratch;
 }
 
-/* Four lanes: what every 64-bit processor has. Unaligned, since pitches are multiples of 8 floats
- * only. */
+/* Four lanes: what every 64-bit processor has. Unaligned, since pitches are multiples of 8
+ * floats only. */
 typedef float Lanes __attribute__((vector_size(16), aligned(4), may_alias));
 
 /* A 4 x 8 block of c in registers over the whole depth. */

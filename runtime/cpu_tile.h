@@ -1,12 +1,11 @@
-/* Level 1. What the CPU device's passes share: one run's tables, scratch tiles, loads and stores,
- * the small matrix product, and masks and scores of one tile.
+/* Level 1. What the CPU device's passes share: one run's tables, scratch tiles, loads and
+ * stores, the small matrix product, and masks and scores of one tile.
  *
  * Tiles in scratch are fp32, row-major, rows padded to 4 and pitches to 8 elements, so that the
  * product needs no remainder loops:
  *
  *     q, d_o   [tile_q ][dim]      k_t, v_t [dim][tile_kv]     (transposed while loading)
- *     s, dp    [tile_q ][tile_kv]  k, v     [tile_kv][dim]
- */
+ *     s, dp    [tile_q ][tile_kv]  k, v     [tile_kv][dim] */
 #ifndef ROTA_RUNTIME_CPU_TILE_H
 #define ROTA_RUNTIME_CPU_TILE_H
 
@@ -58,13 +57,13 @@ size_t cpu_scratch_bytes(const CpuRun *run);
 CpuScratch cpu_scratch(const CpuRun *run, int thread);
 
 /* c[m][n] += a[m][depth] b[depth][n], m a multiple of 4, n of 8. `a` by two strides, so that its
- * transpose costs nothing. Each sum runs in ascending order of depth: its bits depend on no vector
- * width. */
+ * transpose costs nothing. Each sum runs in ascending order of depth: its bits depend on no
+ * vector width. */
 void cpu_multiply_add(int m, int n, int depth, const float *a, int a_row, int a_column,
                       const float *b, int b_row, float *c, int c_row);
 
-/* Rows [row, row + count) of one head as fp32; padding up to pitch and `padded` rows becomes zero.
- * `row` counts within the packed tensor. */
+/* Rows [row, row + count) of one head as fp32; padding up to pitch and `padded` rows becomes
+ * zero. `row` counts within the packed tensor. */
 void cpu_load(const CpuRun *run, const rota_tensor *tensor, int dim, int slot, int64_t row,
               int count, int head, float *to, int pitch, int padded);
 /* The same, transposed: to[dim][pitch]. */

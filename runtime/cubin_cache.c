@@ -203,7 +203,7 @@ CacheLockState cubin_cache_lock(CubinCache *cache, const Digest *key, double sec
     warn_not_writable(cache, error);
   if (state == CACHE_LOCK_TIMEOUT)
     log_warn_once(cache->log, LOG_CACHE_LOCK_TIMEOUT,
-                  "another process has held %s for %.0f s: compiling without storing. If no such "
+                  "another process has held %s for %.1f s: compiling without storing. If no such "
                   "process is at work, remove the file",
                   path, seconds);
   free(path);

@@ -109,6 +109,9 @@ rota_status prepared_load(rota_kernel *kernel, const char *path, rota_plan **pla
   double started = kernel_clock();
   ROTA_TRY(begin(kernel, plan));
   rota_status status = plan_load(path, &kernel->program, &(*plan)->plan);
+  /* The file tells tiling, scale and workspace; a kernel runs only what fits its own. */
+  if (status == ROTA_OK)
+    status = plan_matches((*plan)->plan, &kernel->spec, kernel->direction, &kernel->tiling);
   return end(status, started, plan);
 }
 

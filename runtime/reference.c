@@ -1,7 +1,7 @@
 /* Attention as its formula says, in fp64. One (sequence, kv head) at a time:
  *
- *   rows   for 16 queries against all keys: S, P, O, LSE, and in the backward pass delta, dP, dS,
- * dQ keys   for 64 keys against all queries of the group: P and dS again, dK, dV */
+ *   rows   for 16 queries against all keys: S, P, O, LSE; backward also delta, dP, dS, dQ
+ *   keys   for 64 keys against all queries of the group: P and dS again, dK, dV */
 #include "runtime/reference.h"
 
 #include "runtime/cpu_numbers.h"
@@ -24,8 +24,8 @@ typedef struct Plane {
   double *lse, *delta;  /* [group][n_q] */
 } Plane;
 
-/* c[m][n] += a[m][depth] b[depth][n]. A zero of `a` takes no part: 0 * NaN from a position that is
- * masked would. */
+/* c[m][n] += a[m][depth] b[depth][n]. A zero of `a` takes no part: 0 * NaN from a position that
+ * is masked would. */
 static void multiply_add(int m, int n, int depth, const double *a, int64_t a_row, int64_t a_column,
                          const double *restrict b, int64_t b_row, double *restrict c,
                          int64_t c_row) {
@@ -73,8 +73,8 @@ static RowPosition position(const Plane *plane, int head, int q) {
   return (RowPosition){.q = q, .h = head, .b = plane->b, .n_q = plane->n_q, .n_k = plane->n_k};
 }
 
-/* The final scores of one query against keys [k_begin, k_begin + count), from raw products in `s`;
- * -inf where masked. `allowed` is scratch. */
+/* The final scores of one query against keys [k_begin, k_begin + count), from raw products in
+ * `s`; -inf where masked. `allowed` is scratch. */
 static void finish_scores(const Plane *plane, int head, int q, int k_begin, int count, double *s,
                           double *slope, bool *allowed) {
   const ReferenceProblem *problem = plane->problem;
@@ -113,8 +113,8 @@ static double soften(double *s, int count, double sink) {
   return lse;
 }
 
-/* dS in place of dP, from P and delta; then both P and dS as the precision under test holds them.
- */
+/* dS in place of dP, from P and delta; then both P and dS as the precision under test holds
+ * them. */
 static void differentiate(const Plane *plane, int count, double delta, double *p, double *dp,
                           const double *slope) {
   for (int j = 0; j < count; j++) {

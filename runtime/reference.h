@@ -22,13 +22,13 @@ typedef struct ReferenceProblem {
   int head_dim, head_dim_v, heads, kv_heads;
   double scale;
   const Lengths *lengths;
-  const rota_arguments
-      *arguments;        /* host memory; q, k, v, sink, d_o, d_lse are read, nothing is written */
+  /* Host memory; q, k, v, sink, d_o, d_lse are read, nothing is written. */
+  const rota_arguments *arguments;
   ReferenceMask *mask;   /* NULL: all allowed */
   ReferenceScore *score; /* NULL: the scaled score itself */
   const void *context;   /* of mask and score */
-  /* Round P, dS and results to the dtype, as a computation in that precision does: its error is the
-   * yardstick for the kernels' error. */
+  /* Round P, dS and results to the dtype, as a computation in that precision does: its error is
+   * the yardstick for the kernels' error. */
   bool rounded;
 } ReferenceProblem;
 

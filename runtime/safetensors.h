@@ -1,13 +1,12 @@
 /* Level 1. Files of tensors in the safetensors format, read and written.
  *
  *     8 bytes   header length n, little-endian
- *     n bytes   JSON: {"name": {"dtype": "BF16", "shape": [1, 231, 12, 32], "data_offsets": [begin,
- * end]}, ...,
- *                      "__metadata__": {"key": "text", ...}}
+ *     n bytes   JSON: {"name": {"dtype": "BF16", "shape": [1, 231, 12, 32],
+ *                      "data_offsets": [begin, end]}, ..., "__metadata__": {"key": "text"}}
  *     rest      the tensors, row-major, at their offsets, without gaps and without overlap
  *
- * A file is not to be trusted: every number in it is checked against the file's size before it is
- * used. */
+ * A file is not to be trusted: every number in it is checked against the file's size before it
+ * is used. */
 #ifndef ROTA_RUNTIME_SAFETENSORS_H
 #define ROTA_RUNTIME_SAFETENSORS_H
 
@@ -40,8 +39,8 @@ typedef struct Safetensors {
 
 /* FILE (with the path and the entry at fault) or OUT_OF_MEMORY. */
 rota_status safetensors_read(const char *path, Safetensors **file);
-/* The same from memory, which it takes over in any case (allocated with memory_allocate or malloc).
- */
+/* The same from memory, which it takes over in any case (allocated with memory_allocate or
+ * malloc). */
 rota_status safetensors_parse(char *bytes, size_t length, const char *path, Safetensors **file);
 void safetensors_destroy(Safetensors *file); /* NULL is fine */
 /* NULL if there is none. */

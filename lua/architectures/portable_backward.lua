@@ -1,73 +1,183 @@
--- Tilings of the portable backward kernels: templates/portable/backward.cuh and, for fp32,
--- templates/simple/backward.cuh.
+-- Tilings of the portable backward kernels: templates/portable/backward.cuh (ordered, atomic) and
+-- backward_two_pass.cuh, and for fp32 templates/simple/backward.cuh.
 
-local function padded(head_dim) return (head_dim + 15) // 16 * 16 end
+local function padded(head_dim, step) return (head_dim + step - 1) // step * step end
 
--- The launches of an algorithm, in order; `shared` bytes for the heavy ones.
-local function launches(spec, algorithm, threads, shared)
-  local list = {}
-  local function launch(entry, grid, bytes)
-    list[#list + 1] = { entry = entry, grid = grid, threads = threads, shared_bytes = bytes }
+-- The launches of an algorithm, in order. `heavy` = {{entry, grid, threads, shared bytes}, ...}.
+local function launches(spec, heavy)
+  local list = { { entry = "rota_delta", grid = "row_items", threads = 128, shared_bytes = 0 } }
+  for _, launch in ipairs(heavy) do
+    list[#list + 1] =
+      { entry = launch[1], grid = launch[2], threads = launch[3], shared_bytes = launch[4] }
   end
-  launch("rota_delta", "row_items", 0)
-  if algorithm == "two_pass" then
-    launch("rota_backward_kv", "chain_items", shared)
-    launch("rota_backward_q", "row_items", shared)
-  else
-    launch("rota_backward", "workers", shared)
+  if spec.sink_logit then
+    list[#list + 1] =
+      { entry = "rota_sink_gradient", grid = "heads", threads = 256, shared_bytes = 0 }
   end
-  if algorithm == "atomic" then launch("rota_finalise", "row_items", 0) end
-  if spec.sink_logit then launch("rota_sink_gradient", "heads", 0) end
   return list
 end
 
-local function simple(spec, algorithm)
-  local tile = 16
-  local shared = 4 * (2 * tile * (spec.head_dim + spec.head_dim_v) + 2 * tile * tile)
+-- Shapes of a chain's tiles, the preferred one first. A tile is divided among warps_kv x warps_d
+-- warps, that of dQ among dq_warps_q x the rest (see backward_chain.cuh); blocks_per_sm is what
+-- the registers are meant to allow. On an H200 (bf16, 4k and 16k tokens, see bench/results) the
+-- first that serves was the fastest of these for head dims 64, 128 and 256.
+local function shape(tile_q, tile_kv, warps_kv, warps_d, dq_warps_q, stages, blocks_per_sm)
+  return {
+    tile_q = tile_q,
+    tile_kv = tile_kv,
+    warps_kv = warps_kv,
+    warps_d = warps_d,
+    dq_warps_q = dq_warps_q,
+    stages = stages,
+    blocks_per_sm = blocks_per_sm,
+  }
+end
+local ordered_shapes = {
+  shape(128, 128, 4, 2, 4, 2, 1), -- head dim 64, where 200 KB of shared memory are
+  shape(32, 128, 4, 1, 2, 2, 2),
+  shape(64, 128, 4, 2, 2, 2, 1), -- head dim 128, 180 KB
+  shape(64, 128, 4, 2, 4, 2, 1), -- 96
+  shape(64, 128, 8, 1, 2, 2, 1), -- head dim 128, 165 KB
+  shape(64, 64, 4, 1, 4, 2, 2), -- an odd number of blocks of 16: 48, 80, 112
+  shape(64, 64, 4, 1, 4, 1, 2),
+  shape(64, 64, 2, 4, 4, 2, 1), -- head dim 256, 220 KB
+  shape(64, 64, 2, 4, 4, 1, 1),
+  shape(64, 64, 4, 2, 4, 1, 1),
+  shape(32, 32, 2, 2, 2, 1, 1),
+  shape(32, 32, 2, 1, 2, 1, 1), -- anything, with spilled registers above head dim 176
+}
+local two_pass_shapes = {
+  shape(64, 64, 4, 1, 4, 2, 2),
+  shape(64, 64, 4, 1, 4, 1, 2),
+  shape(64, 64, 2, 4, 4, 1, 1),
+  shape(64, 64, 4, 2, 4, 1, 1),
+  shape(32, 32, 2, 2, 2, 1, 1),
+}
+
+-- Sizes of a shape for head dims padded to dim and dim_v.
+local function measure(s, dim, dim_v)
+  local warps = s.warps_kv * s.warps_d
+  local scores = s.tile_q * s.tile_kv
+  local rows = s.tile_kv + s.stages * s.tile_q
+  return {
+    warps = warps,
+    -- K and V, stages of Q and dO, two of dS, P where warps exchange it: two bytes an element;
+    -- then LSE and delta of two tiles, a bit per key, and the worker's number.
+    shared = 2 * (rows * (dim + dim_v) + (s.warps_d > 1 and 3 or 2) * scores) + 16 * s.tile_q
+      + s.tile_kv // 8 + 16,
+    -- Accumulators of a thread: dK and dV from end to end, beside them S and dP, or S, P and dQ.
+    kept = s.tile_kv * (dim + dim_v) // (32 * warps),
+    scores = scores // (32 * warps),
+    dq = s.tile_q * dim // (32 * warps),
+  }
+end
+
+-- True if the warps divide the tiles into whole blocks of 16 x 16.
+local function divides(s, dim, dim_v, reduces)
+  local blocks, blocks_v = dim // 16, dim_v // 16
+  local dq_warps_d = s.warps_kv * s.warps_d // s.dq_warps_q
+  return blocks % s.warps_d == 0 and blocks_v % s.warps_d == 0
+    and (not reduces or blocks % dq_warps_d == 0)
+end
+
+local MOST_ACCUMULATORS = 208 -- of 255 registers a thread
+
+local function five_products(spec, target, atomic)
+  local dim, dim_v = padded(spec.head_dim, 16), padded(spec.head_dim_v, 16)
+  local shortest
+  for i, s in ipairs(ordered_shapes) do
+    local size = measure(s, dim, dim_v)
+    local accumulators = size.kept + math.max(2 * size.scores, size.scores + size.dq)
+    local fits = accumulators <= MOST_ACCUMULATORS or i == #ordered_shapes
+    if fits and divides(s, dim, dim_v, true) then
+      if size.shared <= target.shared_per_block then
+        local threads = 32 * size.warps
+        local tiling = {
+          template = "templates/portable/backward.cuh",
+          atomic = atomic and 1 or 0,
+          vector_add = target.sm >= 90 and 1 or 0, -- red.global.add.v4.f32
+          pad = 16,
+          shared_bytes = size.shared,
+        }
+        for field, value in pairs(s) do tiling[field] = value end
+        local heavy = { { "rota_backward", "workers", threads, size.shared } }
+        if atomic then heavy[2] = { "rota_finalise", "row_items", threads, 0 } end
+        tiling.launches = launches(spec, heavy)
+        return tiling
+      end
+      shortest = math.min(shortest or size.shared, size.shared)
+    end
+  end
+  return nil, string.format("%d bytes of shared memory needed, %d there", shortest,
+    target.shared_per_block)
+end
+
+local function two_pass(spec, target)
+  local shortest
+  for _, step in ipairs { 16, 32 } do -- 32: where 16 gives an odd number of blocks
+    local dim, dim_v = padded(spec.head_dim, step), padded(spec.head_dim_v, step)
+    for _, s in ipairs(two_pass_shapes) do
+      local size = measure(s, dim, dim_v)
+      local fits = size.kept + 2 * size.scores <= MOST_ACCUMULATORS
+      -- Q and dO, stages of K and V, a bit per key.
+      local shared_q = 2 * (s.tile_q + s.stages * s.tile_kv) * (dim + dim_v)
+        + (s.tile_kv + 31) // 32 * 4
+      local shared = math.max(size.shared, shared_q)
+      if fits and divides(s, dim, dim_v, false) then
+        if shared * s.blocks_per_sm <= target.shared_per_sm - 1024 * s.blocks_per_sm
+          and shared <= target.shared_per_block then
+          local warps_q = s.tile_q // 16
+          local tiling = {
+            template = "templates/portable/backward_two_pass.cuh",
+            atomic = 0,
+            vector_add = 0,
+            pad = step,
+            warps_q = warps_q,
+            stages_q = s.stages,
+            shared_bytes = size.shared,
+            shared_bytes_q = shared_q,
+          }
+          for field, value in pairs(s) do tiling[field] = value end
+          tiling.launches = launches(spec, {
+            { "rota_backward_kv", "chain_items", 32 * size.warps, size.shared },
+            { "rota_backward_q", "row_items", 32 * warps_q, shared_q },
+          })
+          return tiling
+        end
+        shortest = math.min(shortest or shared, shared)
+      end
+    end
+  end
+  return nil, string.format("%d bytes of shared memory needed, %d there", shortest,
+    target.shared_per_block)
+end
+
+-- fp32 on CUDA cores; rows of shared memory have an odd number of floats.
+local function simple(spec)
+  local tile, threads = math.max(spec.head_dim, spec.head_dim_v) > 128 and 16 or 32, 256
+  local shared = 4 * (2 * tile * ((spec.head_dim | 1) + (spec.head_dim_v | 1))
+    + 2 * tile * (tile | 1))
   return {
     template = "templates/simple/backward.cuh",
     tile_q = tile,
     tile_kv = tile,
-    warps = 4,
-    stages = 1,
-    launches = launches(spec, algorithm, 128, shared),
+    threads = threads,
+    shared_bytes = shared,
+    launches = launches(spec, {
+      { "rota_backward_kv", "chain_items", threads, shared },
+      { "rota_backward_q", "row_items", threads, shared },
+    }),
   }
 end
 
 return function(request, algorithm)
-  local spec, target = request.spec, request.target
-  if spec.dtype == "fp32" then return simple(spec, algorithm) end
-  local dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
-  local wide = math.max(dim, dim_v) > 64
-  local tiling = {
-    template = "templates/portable/backward.cuh",
-    tile_q = 64,
-    tile_kv = wide and 64 or 128,
-    warps = wide and 4 or 8,
-  }
-  -- K and V stay; Q and dO of each stage; P and dS; two bytes an element.
-  local function bytes(stages)
-    local elements = (tiling.tile_kv + stages * tiling.tile_q) * (dim + dim_v)
-    return 2 * (elements + 2 * tiling.tile_q * tiling.tile_kv)
-  end
-  -- Where shared memory is short: first one stage, then smaller tiles.
-  tiling.stages = 2
-  while bytes(tiling.stages) > target.shared_per_block do
-    if tiling.stages > 1 then
-      tiling.stages = 1
-    elseif tiling.tile_q > 32 then
-      tiling.tile_q = 32
-    elseif tiling.tile_kv > 32 then
-      tiling.tile_kv, tiling.warps = 32, 2
-    else
-      break
+  local spec = request.spec
+  if spec.dtype == "fp32" then
+    if algorithm ~= "two_pass" then
+      return nil, string.format("fp32 has no `%s`; use `two_pass`", algorithm)
     end
+    return simple(spec)
   end
-  local shared = bytes(tiling.stages)
-  if shared > target.shared_per_block then
-    return nil, string.format("%d bytes of shared memory needed, %d there", shared,
-      target.shared_per_block)
-  end
-  tiling.launches = launches(spec, algorithm, 32 * tiling.warps, shared)
-  return tiling
+  if algorithm == "two_pass" then return two_pass(spec, request.target) end
+  return five_products(spec, request.target, algorithm == "atomic")
 end

@@ -1,66 +1,85 @@
 -- Tilings of the portable forward kernels: templates/portable/forward.cuh and, for fp32,
--- templates/simple/forward.cuh.
+-- templates/simple/forward.cuh. Measured on an H200; what pays there is two blocks per
+-- multiprocessor and 32 query rows per warp, so that a fragment of K or V serves two products.
+
+local WARPS = 4
+local KB = 1024
 
 -- Rows of shared memory hold a head dim padded to the depth of one mma.
 local function padded(head_dim) return (head_dim + 15) // 16 * 16 end
 
-local function simple(request)
-  local tile = 32
-  local depth = request.spec.head_dim + request.spec.head_dim_v
+local function launches(warps, shared_bytes)
   return {
-    template = "templates/simple/forward.cuh",
-    tile_q = tile,
-    tile_kv = tile,
-    warps = 4,
-    stages = 1,
-    launches = {
-      {
-        entry = "rota_forward",
-        grid = "row_items",
-        threads = 128,
-        shared_bytes = 4 * tile * depth,
-      },
+    {
+      entry = "rota_forward",
+      grid = "row_items",
+      threads = 32 * warps,
+      shared_bytes = shared_bytes,
     },
   }
 end
 
+-- Plain arithmetic: a lane per key; Q, O, K (with an odd pitch) and V as floats.
+local function simple(spec)
+  local tile_q, tile_kv = 16, 32
+  local floats = tile_q * (spec.head_dim + spec.head_dim_v)
+    + tile_kv * ((spec.head_dim | 1) + spec.head_dim_v)
+  return {
+    template = "templates/simple/forward.cuh",
+    tile_q = tile_q,
+    tile_kv = tile_kv,
+    warps = WARPS,
+    launches = launches(WARPS, 4 * floats),
+  }
+end
+
+-- Accumulators of S and O take tile_q / 128 * (tile_kv + padded head_dim_v) registers of a thread;
+-- 192 leave room for operands and addresses. A score function wants some for itself.
+local function tiles(spec, dim, dim_v)
+  if dim_v > 128 then return { tile_q = 64, tile_kv = 64, stages = 1 } end
+  if math.max(dim, dim_v) > 64 then
+    -- One stage: shared memory for two stages and two blocks is there, but its second barrier
+    -- costs less than the longer addressing of stages.
+    return { tile_q = 128, tile_kv = 64, stages = 1 }
+  end
+  return { tile_q = 128, tile_kv = spec.has_score and 64 or 128, stages = 2 }
+end
+
 return function(request)
   local spec, target = request.spec, request.target
-  if spec.dtype == "fp32" then return simple(request) end
+  if spec.dtype == "fp32" then return simple(spec) end
   local dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
-  local wide = math.max(dim, dim_v) > 128
-  local tiling = {
-    template = "templates/portable/forward.cuh",
-    tile_q = wide and 64 or 128,
-    tile_kv = 64,
-    warps = 4,
-  }
-  -- K and V tiles of each stage, and Q; two bytes an element.
-  local function bytes(stages)
-    return 2 * (tiling.tile_q * dim + stages * tiling.tile_kv * (dim + dim_v))
+  local tiling = tiles(spec, dim, dim_v)
+  -- Q, whose place O takes later, and K and V of each stage; two bytes an element.
+  local function bytes()
+    local kv = tiling.stages * tiling.tile_kv * (dim + dim_v)
+    return 2 * (tiling.tile_q * math.max(dim, dim_v) + kv)
   end
-  tiling.stages = 2
-  while bytes(tiling.stages) > target.shared_per_block do
-    if tiling.stages > 1 then
-      tiling.stages = 1
-    elseif tiling.tile_kv > 32 then
-      tiling.tile_kv = 32
-    else
-      break
+  -- Smaller until two blocks fit a multiprocessor (1 KB of each is the system's); if they never
+  -- do, the largest that fits alone.
+  local first = { stages = tiling.stages, tile_kv = tiling.tile_kv }
+  local function shrink(fits)
+    tiling.stages, tiling.tile_kv = first.stages, first.tile_kv
+    while not fits() do
+      if tiling.stages > 1 then
+        tiling.stages = 1
+      elseif tiling.tile_kv > 32 then
+        tiling.tile_kv = tiling.tile_kv // 2
+      else
+        return false
+      end
     end
+    return true
   end
-  local shared = bytes(tiling.stages)
-  if shared > target.shared_per_block then
-    return nil, string.format("%d bytes of shared memory needed, %d there", shared,
+  local function fits_twice() return 2 * (bytes() + KB) <= target.shared_per_sm end
+  local function fits_once() return bytes() <= target.shared_per_block end
+  if not shrink(fits_twice) and not shrink(fits_once) then
+    return nil, string.format("%d bytes of shared memory needed, %d there", bytes(),
       target.shared_per_block)
   end
-  tiling.launches = {
-    {
-      entry = "rota_forward",
-      grid = "row_items",
-      threads = 32 * tiling.warps,
-      shared_bytes = shared,
-    },
-  }
+  tiling.template = "templates/portable/forward.cuh"
+  tiling.warps = WARPS
+  tiling.blocks_per_sm = fits_twice() and 2 or 1
+  tiling.launches = launches(WARPS, bytes())
   return tiling
 end

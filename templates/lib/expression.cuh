@@ -28,7 +28,7 @@ __device__ __forceinline__ Integer integer_floor_divide(Integer a, Integer b) {
 }
 template <typename Integer>
 __device__ __forceinline__ Integer integer_modulo(Integer a, Integer b) {
-  if (b == 0)
+  if (b == 0 || b == -1) // the smallest integer divided by -1 has no quotient
     return 0;
   Integer rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
@@ -44,8 +44,7 @@ __device__ __forceinline__ int rota_modulo(int a, int b) {
   return integer_modulo(a, b);
 }
 __device__ __forceinline__ long long rota_modulo(long long a, long long b) {
-  // The minimum has no positive twin, so that its remainder by -1 is not computed.
-  return b == -1 ? 0 : integer_modulo(a, b);
+  return integer_modulo(a, b);
 }
 __device__ __forceinline__ int rota_min(int a, int b) {
   return a < b ? a : b;

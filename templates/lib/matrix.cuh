@@ -155,30 +155,29 @@ ROTA_DEVICE void multiply_transposed(float (&d)[kM][kN][4], const BlockReader<La
   multiply_transposed_part<kBlocks, 0, kN / 2>(d, a_reader, b_reader, meanwhile);
 }
 
-// d += A B with A in registers, a[block][m], and B stored [k][n] (reader along): O += P V.
-template <int kBlocks, int kM, int kN, class LayoutB>
-ROTA_DEVICE void multiply_registers(float (&d)[kM][kN][4], const unsigned (&a)[kBlocks][kM][4],
-                                    const BlockReader<LayoutB> &b_reader) {
+// One k block of d += A B with A in registers and B stored [k][n] (reader along).
+template <int kM, int kN, class LayoutB>
+ROTA_DEVICE void multiply_registers(float (&d)[kM][kN][4], const unsigned (&a)[kM][4],
+                                    const BlockReader<LayoutB> &b_reader, int block) {
 #pragma unroll
-  for (int block = 0; block < kBlocks; block++)
-#pragma unroll
-    for (int n = 0; n < kN / 2; n++) {
-      unsigned b[2][2];
-      load_b_transposed(b, b_reader, 16 * block, n);
-      multiply_block(d, a[block], b, n);
-    }
+  for (int n = 0; n < kN / 2; n++) {
+    unsigned b[2][2];
+    load_b_transposed(b, b_reader, 16 * block, n);
+    multiply_block(d, a, b, n);
+  }
 }
-// d += A B with A in accumulators p, rounded here to Element.
+// d += A B with A in accumulators p, rounded here to Element: dQ += dS K.
 template <class Element, int kM, int kK, int kN, class LayoutB>
 ROTA_DEVICE void multiply_packed(float (&d)[kM][kN][4], const float (&p)[kM][kK][4],
                                  const BlockReader<LayoutB> &b_reader) {
-  unsigned a[kK / 2][kM][4];
 #pragma unroll
-  for (int block = 0; block < kK / 2; block++)
+  for (int block = 0; block < kK / 2; block++) {
+    unsigned a[kM][4];
 #pragma unroll
     for (int m = 0; m < kM; m++)
-      pack_a(a[block][m], p[m][2 * block], p[m][2 * block + 1], Element());
-  multiply_registers(d, a, b_reader);
+      pack_a(a[m], p[m][2 * block], p[m][2 * block + 1], Element());
+    multiply_registers(d, a, b_reader, block);
+  }
 }
 
 // Writes the accumulators of 16 rows x 8 kN columns, rounded to Element, into a tile stored [m][n].

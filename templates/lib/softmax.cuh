@@ -85,23 +85,22 @@ template <int kM> struct OnlineSoftmax {
     }
   }
 
-  // The tile's probabilities, rounded to Element, as the A operand of P V; adds them to the sums.
+  // The probabilities of 16 columns, rounded to Element, as the A operand of k block `block` of
+  // P V; adds them to the sums.
   template <int kN, class Element>
-  ROTA_DEVICE void probabilities(unsigned (&p)[kN / 2][kM][4], const float (&s)[kM][kN][4],
+  ROTA_DEVICE void probabilities(unsigned (&p)[kM][4], const float (&s)[kM][kN][4], int block,
                                  float factor, Element element) {
 #pragma unroll
-    for (int block = 0; block < kN / 2; block++)
+    for (int m = 0; m < kM; m++)
 #pragma unroll
-      for (int m = 0; m < kM; m++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const float(&from)[4] = s[m][2 * block + i / 2];
-          const int r = i % 2;
-          const float x = exp2_fast(__fmaf_rn(from[2 * r], factor, -peak[m][r]));
-          const float y = exp2_fast(__fmaf_rn(from[2 * r + 1], factor, -peak[m][r]));
-          sum[m][r] += x + y;
-          p[block][m][i] = pack(x, y, element);
-        }
+      for (int i = 0; i < 4; i++) {
+        const float(&from)[4] = s[m][2 * block + i / 2];
+        const int r = i % 2;
+        const float x = exp2_fast(__fmaf_rn(from[2 * r], factor, -peak[m][r]));
+        const float y = exp2_fast(__fmaf_rn(from[2 * r + 1], factor, -peak[m][r]));
+        sum[m][r] += x + y;
+        p[m][i] = pack(x, y, element);
+      }
   }
 
   // Closes row r of block m; a sink logit (kSink) takes part in maximum and denominator. Without

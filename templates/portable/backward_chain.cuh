@@ -1,20 +1,23 @@
-// A chain of the backward pass on mma.sync: one kv tile against the query tiles that attend to it, for all query heads of its
-// group. K and V stay in shared memory and dK and dV in registers from the first visit to the last.
+// A chain of the backward pass on mma.sync: one kv tile against the query tiles that attend to it,
+// for all query heads of its group. K and V stay in shared memory and dK and dV in registers from
+// the first visit to the last.
 //
-// Warp (g, p) of kWarpsKv x kWarpsD owns kv rows g of S^T and its part p of the queries; of dK and dV the same rows and part p of
-// the head dim:
+// Warp (g, p) of kWarpsKv x kWarpsD owns kv rows g of S^T and its part p of the queries; of dK and
+// dV the same rows and part p of the head dim:
 //
-//   S^T [kv][q] = K Q^T     dP^T = V dO^T            queries split over p
-//   P^T = exp(S - LSE)      dS^T = P (dP - delta)    rounded into shared memory, where the warps of g find each other's
-//   dV [kv][d] += P^T dO    dK += dS^T Q             head dim split over p
-//   dQ [q][d] = dS K                                 one visit later, all warps: other rows and columns
+//   S^T [kv][q] = K Q^T     dP^T = V dO^T           queries split over p
+//   P^T = exp(S - LSE)      dS^T = P (dP - delta)   rounded; where kWarpsD > 1 through shared
+//                                                   memory, where the warps of g find each other's
+//   dV [kv][d] += P^T dO    dK += dS^T Q            head dim split over p
+//   dQ [q][d] = dS K                                one visit later, all warps: other rows, columns
 //
-// Barriers per visit: one of the block, one of the warps of g (none if kWarpsD is 1: then P and dS go from accumulators to operands
-// in registers).
+// Barriers per visit: one of the block and, where kWarpsD > 1, one of the warps of g.
 //
-//   block barrier i ── loads of i + 1 start ── S(i), P(i) ── dQ(i - 1) ── dP(i), dS(i) ── group barrier ── dV(i), dK(i) ── ...
+//   block barrier i | loads of i + 1 start | S(i), P(i) | dQ(i - 1) | dP(i), dS(i) |
+//   group barrier | dV(i), dK(i) | block barrier i + 1 ...
 //
-// Before barrier i: loads of i have landed, dS(i - 1) is complete, and nobody reads Q, dO and dS of visit i - 2's place any more.
+// At barrier i the loads of i have landed, dS(i - 1) is complete, and nobody reads Q, dO and dS of
+// visit i - 2, whose places are used again, any more.
 #ifndef ROTA_PORTABLE_BACKWARD_CHAIN_CUH
 #define ROTA_PORTABLE_BACKWARD_CHAIN_CUH
 
@@ -29,16 +32,23 @@
 
 namespace rota {
 
-using LayoutK = TileLayout<kHeadDim>;
-using LayoutV = TileLayout<kHeadDimV>;
+// Rows padded to a multiple of kPad: 16, or 32 where an odd number of blocks of 16 would not divide
+// among warps.
+template <int kColumnsUsed> struct ChainLayout : TileLayout<round_up(kColumnsUsed, kPad)> {
+  static constexpr int kColumns = kColumnsUsed;
+};
+using LayoutK = ChainLayout<kHeadDim>;
+using LayoutV = ChainLayout<kHeadDimV>;
 using LayoutS = TileLayout<kTileQ>; // P^T and dS^T: a row per key
+static_assert(kPad % 16 == 0, "whole blocks");
 
 constexpr int kChainWarps = kWarpsKv * kWarpsD;
 constexpr int kChainThreads = kChainWarps * kWarp;
 constexpr int kKeysPerWarp = kTileKv / kWarpsKv, kQueriesPerWarp = kTileQ / kWarpsD;
 constexpr int kM = kKeysPerWarp / 16, kN = kQueriesPerWarp / 8; // fragments of S^T
 constexpr int kBlocksK = LayoutK::kPadded / 16, kBlocksV = LayoutV::kPadded / 16;
-constexpr int kPartK = kBlocksK / kWarpsD, kPartV = kBlocksV / kWarpsD; // blocks of 16 columns of dK, dV
+constexpr int kPartK = kBlocksK / kWarpsD,
+              kPartV = kBlocksV / kWarpsD; // blocks of 16 columns of dK, dV
 constexpr int kDqWarpsD = kChainWarps / kDqWarpsQ;
 constexpr int kDqM = kTileQ / kDqWarpsQ / 16, kDqPart = kBlocksK / kDqWarpsD; // of dQ
 constexpr int kRowFloats = (2 * kTileQ + kChainThreads - 1) / kChainThreads;
@@ -53,27 +63,29 @@ constexpr int kSharedK = 0;
 constexpr int kSharedV = kSharedK + kTileKv * LayoutK::kPitch;
 constexpr int kSharedQ = kSharedV + kTileKv * LayoutV::kPitch; // kStages
 constexpr int kSharedDo = kSharedQ + kStages * kQBytes;        // kStages
-constexpr int kSharedDs = kSharedDo + kStages * kDoBytes;      // two: dQ reads one while the next is written
-constexpr int kSharedP = kSharedDs + 2 * kDsBytes;             // if kWarpsD > 1
-constexpr int kSharedRows = kSharedP + (kWarpsD > 1 ? kDsBytes : 0); // two of LSE * log2 e, delta: float [2][kTileQ]
-constexpr int kSharedBadKeys = kSharedRows + 2 * 2 * kTileQ * 4;     // a bit per key
-constexpr int kSharedWorker = kSharedBadKeys + BadKeys<kChainThreads>::kBytes;
+constexpr int kSharedDs =
+    kSharedDo + kStages * kDoBytes;                // two: dQ reads one while the next is written
+constexpr int kSharedP = kSharedDs + 2 * kDsBytes; // if kWarpsD > 1
+constexpr int kSharedRows =
+    kSharedP + (kWarpsD > 1 ? kDsBytes : 0); // two of LSE * log2 e, delta: float [2][kTileQ]
+constexpr int kSharedBadKeys = kSharedRows + 2 * 2 * kTileQ * 4; // a bit per key
+constexpr int kSharedWorker = kSharedBadKeys + BadKeys<LayoutK, kChainThreads>::kBytes;
 constexpr int kSharedEnd = kSharedWorker + 16;
 static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the tiles");
 
 // How dQ partials are added up.
 enum class Reduction { kNone, kOrdered, kAtomic };
 
-// Column blocks [first, first + count) of a tile, seen from a lane. Where they start at a multiple of their power-of-two number,
-// they differ from the lane's first address by constants.
-template <class Layout, int kCount>
-struct PartReader {
+// Column blocks [first, first + count) of a tile, seen from a lane. Where they start at a multiple
+// of their power-of-two number, they differ from the lane's first address by constants.
+template <class Layout, int kCount> struct PartReader {
   static constexpr bool kConstant = (kCount & (kCount - 1)) == 0;
   BlockReader<Layout> reader;
   int first;
   ROTA_DEVICE PartReader(const BlockReader<Layout> &whole, int first_block)
       : reader(whole), first(first_block) {
-    if constexpr (kConstant) reader.origin = whole.at(0, first_block);
+    if constexpr (kConstant)
+      reader.origin = whole.at(0, first_block);
   }
   ROTA_DEVICE void load(unsigned (&b)[2][2], int rows, int block) const {
     load_b_transposed(b, reader, rows, kConstant ? block : first + block);
@@ -96,10 +108,10 @@ struct Chain {
   const RotaArguments &arguments;
   RotaSequence sequence;
   int kv_head, first_key;
-  unsigned shared;          // address of dynamic shared memory
-  int thread, group, part;  // warp (group, part)
-  bool any_bad_keys;        // of the block: the tile holds keys that are not finite
-  unsigned bad_keys;        // bit 2m + i: this lane's key 16m + 8i + g is one of them
+  unsigned shared;         // address of dynamic shared memory
+  int thread, group, part; // warp (group, part)
+  bool any_bad_keys;       // of the block: the tile holds keys that are not finite
+  unsigned bad_keys;       // bit 2m + i: this lane's key 16m + 8i + g is one of them
 
   ROTA_DEVICE int keys() const { return group * kKeysPerWarp; }
   ROTA_DEVICE int queries() const { return part * kQueriesPerWarp; }
@@ -119,7 +131,8 @@ ROTA_DEVICE void load_keys(const Chain &chain) {
       chain.arguments.v.stride_row, rows, chain.thread);
 }
 
-// Starts the loads of a visit's Q and dO, and of this thread's share of LSE and delta into registers.
+// Starts the loads of a visit's Q and dO, and of this thread's share of LSE and delta into
+// registers.
 ROTA_DEVICE void load_queries(const Chain &chain, const Visit &visit, int stage,
                               float (&row_values)[kRowFloats]) {
   const RotaArguments &arguments = chain.arguments;
@@ -145,8 +158,7 @@ ROTA_DEVICE void load_queries(const Chain &chain, const Visit &visit, int stage,
   }
 }
 // LSE becomes a power of two's exponent.
-ROTA_DEVICE void store_rows(const Chain &chain, int parity,
-                            const float (&row_values)[kRowFloats]) {
+ROTA_DEVICE void store_rows(const Chain &chain, int parity, const float (&row_values)[kRowFloats]) {
 #pragma unroll
   for (int i = 0; i < kRowFloats; i++) {
     const int at = i * kChainThreads + chain.thread;
@@ -161,11 +173,12 @@ ROTA_DEVICE void store_rows(const Chain &chain, int parity,
 ROTA_DEVICE void remove_bad_keys(Chain &chain) {
   const unsigned bits = chain.shared + kSharedBadKeys;
   chain.any_bad_keys =
-      BadKeys<kChainThreads>::remove(chain.shared + kSharedK, bits, chain.thread);
-  if (!chain.any_bad_keys) return;
+      BadKeys<LayoutK, kChainThreads>::remove(chain.shared + kSharedK, bits, chain.thread);
+  if (!chain.any_bad_keys)
+    return;
 #pragma unroll
   for (int i = 0; i < 2 * kM; i++)
-    if (BadKeys<kChainThreads>::is_bad(bits, chain.keys() + 8 * i + lane_index() / 4))
+    if (BadKeys<LayoutK, kChainThreads>::is_bad(bits, chain.keys() + 8 * i + lane_index() / 4))
       chain.bad_keys |= 1u << i;
 }
 
@@ -173,8 +186,8 @@ ROTA_DEVICE void remove_bad_keys(Chain &chain) {
 
 constexpr int kMaskWords = (kM * kN * 4 + 31) / 32;
 
-// S^T becomes P^T (times the score's derivative, for dS); `packed` gets P^T rounded, and `allowed` a bit per element, which means
-// something in partial tiles only.
+// S^T becomes P^T (times the score's derivative, for dS); `packed` gets P^T rounded, and `allowed`
+// a bit per element, which means something in partial tiles only.
 template <bool kPartial>
 ROTA_DEVICE void probabilities(const Chain &chain, const Visit &visit, int parity,
                                float (&s)[kM][kN][4], unsigned (&packed)[kM][kN][2],
@@ -188,7 +201,8 @@ ROTA_DEVICE void probabilities(const Chain &chain, const Visit &visit, int parit
       chain.shared + (unsigned)(kSharedRows + (parity * 2 * kTileQ + chain.queries() + 2 * t) * 4);
   if constexpr (kPartial) {
 #pragma unroll
-    for (int i = 0; i < kMaskWords; i++) allowed[i] = 0;
+    for (int i = 0; i < kMaskWords; i++)
+      allowed[i] = 0;
   }
 #pragma unroll
   for (int n = 0; n < kN; n++) {
@@ -205,7 +219,8 @@ ROTA_DEVICE void probabilities(const Chain &chain, const Visit &visit, int parit
             {first_q + 8 * n + i % 2, key, visit.head, chain.sequence.batch, chain.sequence.n_q,
              chain.sequence.n_k},
             s[m][n][i] * factor, lse[i % 2], chain.bad_keys >> (2 * m + i / 2) & 1u);
-        if constexpr (kPartial) allowed[bit / 32] |= result.allowed ? 1u << bit % 32 : 0u;
+        if constexpr (kPartial)
+          allowed[bit / 32] |= result.allowed ? 1u << bit % 32 : 0u;
         p[i] = result.p;
         s[m][n][i] = kHasScore ? result.p * result.slope : result.p;
       }
@@ -235,7 +250,8 @@ ROTA_DEVICE void score_gradients(const Chain &chain, int parity, const float (&p
       for (int i = 0; i < 4; i++) {
         const int bit = (m * kN + n) * 4 + i;
         ds[i] = p[m][n][i] * (dp[m][n][i] - delta[i % 2]);
-        if constexpr (kPartial) ds[i] = allowed[bit / 32] >> bit % 32 & 1u ? ds[i] : 0.0f;
+        if constexpr (kPartial)
+          ds[i] = allowed[bit / 32] >> bit % 32 & 1u ? ds[i] : 0.0f;
       }
       packed[m][n][0] = pack(ds[0], ds[1], Element());
       packed[m][n][1] = pack(ds[2], ds[3], Element());
@@ -259,7 +275,8 @@ ROTA_DEVICE void store_packed(const Chain &chain, unsigned tile,
                           packed[m][n][i]);
 }
 
-// dV += P^T dO, dK += dS^T Q: the A operand from this warp's registers (kWarpsD 1) or from the tile that its group has written.
+// dV += P^T dO, dK += dS^T Q: the A operand from this warp's registers (kWarpsD 1) or from the tile
+// that its group has written.
 template <class Layout, int kPart>
 ROTA_DEVICE void accumulate(const Chain &chain, float (&d)[kM][2 * kPart][4],
                             const unsigned (&packed)[kM][kN][2], unsigned tile_a, unsigned tile_b) {
@@ -289,7 +306,8 @@ ROTA_DEVICE void accumulate(const Chain &chain, float (&d)[kM][2 * kPart][4],
 
 // ---- dQ ----
 
-// The dQ tile in the order of its fragments: float [fragment][thread][4], 16 bytes a thread side by side.
+// The dQ tile in the order of its fragments: float [fragment][thread][4], 16 bytes a thread side by
+// side.
 ROTA_DEVICE float *dq_sums(const Chain &chain, const Visit &visit) {
   const long long tile =
       query_tile_number(chain.arguments, chain.sequence, visit.q_tile, visit.head);
@@ -311,8 +329,8 @@ ROTA_DEVICE void for_dq_fragments(float (&dq)[kDqM][2 * kDqPart][4], float *sums
 // dq += dS K.
 ROTA_DEVICE void multiply_dq(const Chain &chain, float (&dq)[kDqM][2 * kDqPart][4], int parity) {
   const int warp = chain.thread / kWarp, warp_q = warp % kDqWarpsQ, warp_d = warp / kDqWarpsQ;
-  auto a_reader = BlockReader<LayoutS>::across(
-      chain.shared + kSharedDs + (unsigned)(parity * kDsBytes), 0);
+  auto a_reader =
+      BlockReader<LayoutS>::across(chain.shared + kSharedDs + (unsigned)(parity * kDsBytes), 0);
   const PartReader<LayoutK, kDqPart> b_reader(
       BlockReader<LayoutK>::along(chain.shared + kSharedK, 0), warp_d * kDqPart);
 #pragma unroll
@@ -340,7 +358,8 @@ ROTA_DEVICE void store_dq(const RotaArguments &arguments, const RotaSequence &se
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int q = q_tile * kTileQ + (warp_q * kDqM + m) * 16 + 8 * i + g;
-      if (q >= sequence.rows_q) continue;
+      if (q >= sequence.rows_q)
+        continue;
       const bool used = q < sequence.n_q;
       Element *row = row_q<Element>(arguments.d_q, sequence, q, head);
 #pragma unroll
@@ -355,7 +374,8 @@ ROTA_DEVICE void store_dq(const RotaArguments &arguments, const RotaSequence &se
 
 // ---- The chain ----
 
-// dV or dK: through the place of V or K in shared memory, so that rows are stored 16 bytes at a time.
+// dV or dK: through the place of V or K in shared memory, so that rows are stored 16 bytes at a
+// time.
 template <class Layout, int kPart>
 ROTA_DEVICE void stage_gradient(const Chain &chain, unsigned tile, float scale,
                                 const float (&d)[kM][2 * kPart][4]) {
@@ -374,8 +394,9 @@ ROTA_DEVICE void stage_gradient(const Chain &chain, unsigned tile, float scale,
     }
 }
 
-// dQ partials are added in order by vector additions in the L2 cache, which nobody waits for (kVectorAdd), or else by fetching
-// the sum, which becomes the product's first addend. The last rank always fetches it.
+// dQ partials are added in order by vector additions in the L2 cache, which nobody waits for
+// (kVectorAdd), or else by fetching the sum, which becomes the product's first addend. The last
+// rank always fetches it.
 template <Reduction kReduction>
 ROTA_DEVICE void begin_dq(const Chain &chain, const Visit &visit,
                           float (&dq)[kDqM][2 * kDqPart][4]) {
@@ -384,8 +405,7 @@ ROTA_DEVICE void begin_dq(const Chain &chain, const Visit &visit,
     for_dq_fragments(dq, dq_sums(chain, visit), [](float(&x)[4], float *at) { load_sum(x, at); });
 }
 template <Reduction kReduction>
-ROTA_DEVICE void end_dq(const Chain &chain, const Visit &visit,
-                        float (&dq)[kDqM][2 * kDqPart][4]) {
+ROTA_DEVICE void end_dq(const Chain &chain, const Visit &visit, float (&dq)[kDqM][2 * kDqPart][4]) {
   if (kReduction == Reduction::kOrdered && visit.last)
     store_dq(chain.arguments, chain.sequence, visit.q_tile, visit.head, chain.thread, dq);
   else if (kReduction == Reduction::kAtomic || (kVectorAdd && visit.rank > 0))
@@ -396,8 +416,9 @@ ROTA_DEVICE void end_dq(const Chain &chain, const Visit &visit,
 
 // All visits of a chain.
 //
-// Two warps share a scheduler: w and w + 4. Waiting for a turn and the fence of a signal take the time of a trip to the L2 cache
-// each, so the two do it at different points, one computing meanwhile.
+// Two warps share a scheduler: w and w + 4. Waiting for a turn and the fence of a signal take the
+// time of a trip to the L2 cache each, so the two do it at different points, one computing
+// meanwhile.
 template <Reduction kReduction>
 ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM][2 * kPartK][4],
                             float (&dv)[kM][2 * kPartV][4]) {
@@ -406,7 +427,8 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
   const bool early = chain.thread / kWarp % 8 < 4;
   const unsigned shared = chain.shared, tile_p = shared + kSharedP;
   float row_values[kRowFloats];
-  Visit visit = {}, previous = {}, next = unpack_visit(chain.arguments.visits[entry.visit_begin], chain.kv_head);
+  Visit visit = {}, previous = {};
+  Visit next = unpack_visit(chain.arguments.visits[entry.visit_begin], chain.kv_head);
   load_keys(chain);
   load_queries(chain, next, 0, row_values);
 
@@ -424,14 +446,17 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
     visit = next;
     const bool waits = kOrdered && reduce && previous.rank > 0;
     const bool signals = kOrdered && reduce && !previous.last;
-    if (more) store_rows(chain, parity, row_values);
+    if (more)
+      store_rows(chain, parity, row_values);
     copy_commit();
     copy_wait<0>();
-    if (kHasMask && i == 0) remove_bad_keys(chain);
+    if (kHasMask && i == 0)
+      remove_bad_keys(chain);
     __syncthreads();
     if (i + 1 < visits) {
       next = unpack_visit(chain.arguments.visits[entry.visit_begin + i + 1], chain.kv_head);
-      if constexpr (kStages == 2) load_queries(chain, next, 1 - stage, row_values);
+      if constexpr (kStages == 2)
+        load_queries(chain, next, 1 - stage, row_values);
     }
     if (waits && early)
       wait_for_signals(dq_counter(chain, previous), previous.rank * kChainWarps);
@@ -448,7 +473,8 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
         probabilities<true>(chain, visit, parity, s, p, allowed);
       else
         probabilities<false>(chain, visit, parity, s, p, allowed);
-      if constexpr (kWarpsD > 1) store_packed(chain, tile_p, p);
+      if constexpr (kWarpsD > 1)
+        store_packed(chain, tile_p, p);
     }
     if (reduce) {
       float dq[kDqM][2 * kDqPart][4];
@@ -457,7 +483,8 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
       end_dq<kReduction>(chain, previous, dq);
     }
     if (!more) {
-      if (signals) signal(dq_counter(chain, previous));
+      if (signals)
+        signal(dq_counter(chain, previous));
       break;
     }
 
@@ -466,20 +493,25 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
     multiply_transposed<kBlocksV>(dp, BlockReader<LayoutV>::along(shared + kSharedV, chain.keys()),
                                   BlockReader<LayoutV>::across(tile_do, chain.queries()));
     // By now what was stored is nearly there: the fence of the signal costs less.
-    if (signals && early) signal(dq_counter(chain, previous));
+    if (signals && early)
+      signal(dq_counter(chain, previous));
     unsigned ds[kM][kN][2];
     if (partial)
       score_gradients<true>(chain, parity, s, dp, ds, allowed);
     else
       score_gradients<false>(chain, parity, s, dp, ds, allowed);
-    if (kWarpsD > 1 || kReduction != Reduction::kNone) store_packed(chain, tile_ds, ds);
-    if constexpr (kWarpsD > 1) barrier_wait(1 + chain.group, kWarpsD * kWarp);
+    if (kWarpsD > 1 || kReduction != Reduction::kNone)
+      store_packed(chain, tile_ds, ds);
+    if constexpr (kWarpsD > 1)
+      barrier_wait(1 + chain.group, kWarpsD * kWarp);
     accumulate<LayoutV, kPartV>(chain, dv, p, tile_p, tile_do);
-    if (signals && !early) signal(dq_counter(chain, previous));
+    if (signals && !early)
+      signal(dq_counter(chain, previous));
     accumulate<LayoutK, kPartK>(chain, dk, ds, tile_ds, tile_q);
     if constexpr (kStages == 1) {
       __syncthreads();
-      if (i + 1 < visits) load_queries(chain, next, 0, row_values);
+      if (i + 1 < visits)
+        load_queries(chain, next, 0, row_values);
     }
   }
 }
@@ -488,28 +520,30 @@ template <Reduction kReduction>
 ROTA_DEVICE void run_chain(const RotaArguments &arguments, const RotaItem &item, unsigned shared) {
   const RotaChain entry = arguments.chains[item.index];
   const int thread = (int)threadIdx.x, warp = thread / kWarp;
-  Chain chain = {arguments, arguments.sequences[entry.sequence], item.head, entry.kv_tile * kTileKv,
-                 shared, thread, warp / kWarpsD, warp % kWarpsD, false, 0u};
+  Chain chain = {arguments,      arguments.sequences[entry.sequence],
+                 item.head,      entry.kv_tile * kTileKv,
+                 shared,         thread,
+                 warp / kWarpsD, warp % kWarpsD,
+                 false,          0u};
   float dk[kM][2 * kPartK][4], dv[kM][2 * kPartV][4];
   clear(dk);
   clear(dv);
-  if (entry.visit_begin < entry.visit_end) run_visits<kReduction>(chain, entry, dk, dv);
+  if (entry.visit_begin < entry.visit_end)
+    run_visits<kReduction>(chain, entry, dk, dv);
   __syncthreads();
   stage_gradient<LayoutK, kPartK>(chain, shared + kSharedK, arguments.scale, dk);
   stage_gradient<LayoutV, kPartV>(chain, shared + kSharedV, 1.0f, dv);
   __syncthreads();
   const int rows = chain.sequence.rows_k - chain.first_key;
   store_tile<LayoutK, kTileKv, kChainThreads, kAligned>(
-      shared + kSharedK,
-      row_k<Element>(arguments.d_k, chain.sequence, chain.first_key, item.head),
+      shared + kSharedK, row_k<Element>(arguments.d_k, chain.sequence, chain.first_key, item.head),
       arguments.d_k.stride_row, rows, thread);
   store_tile<LayoutV, kTileKv, kChainThreads, kAligned>(
-      shared + kSharedV,
-      row_k<Element>(arguments.d_v, chain.sequence, chain.first_key, item.head),
+      shared + kSharedV, row_k<Element>(arguments.d_v, chain.sequence, chain.first_key, item.head),
       arguments.d_v.stride_row, rows, thread);
   __syncthreads();
 }
 
-}  // namespace rota
+} // namespace rota
 
 #endif

@@ -1,5 +1,6 @@
-// What stands before the backward pass proper: delta = rowsum(dO * O) - dLSE, the reset of what the other kernels count in, and
-// zeros in dQ for rows that attend to nothing. Bound by memory: O and dO are read once, 16 bytes a thread.
+// What stands before the backward pass proper: delta = rowsum(dO * O) - dLSE, the reset of what the
+// other kernels count in, and zeros in dQ for rows that attend to nothing. Bound by memory: O and
+// dO are read once, 16 bytes a thread.
 #ifndef ROTA_PORTABLE_BACKWARD_DELTA_CUH
 #define ROTA_PORTABLE_BACKWARD_DELTA_CUH
 
@@ -14,13 +15,14 @@
 namespace rota {
 
 __host__ __device__ constexpr int power_of_two_from(int x) {
-  return x <= 1 ? 1 : 2 * power_of_two_from((x + 1) / 2); }
+  return x <= 1 ? 1 : 2 * power_of_two_from((x + 1) / 2);
+}
 
 // 16 bytes of a row; element by element where addresses are unaligned or the row ends within them.
-template <int kColumns>
-ROTA_DEVICE Chunk load_row_chunk(const Element *row, int chunk) {
+template <int kColumns> ROTA_DEVICE Chunk load_row_chunk(const Element *row, int chunk) {
   if (kAligned && (kColumns % kChunk == 0 || (chunk + 1) * kChunk <= kColumns)) {
-    if (chunk * kChunk < kColumns) return load_global_chunk(row + chunk * kChunk);
+    if (chunk * kChunk < kColumns)
+      return load_global_chunk(row + chunk * kChunk);
     return Chunk{{0, 0, 0, 0}};
   }
   return load_elements<kColumns>(row, chunk);
@@ -59,9 +61,11 @@ ROTA_DEVICE void delta(const RotaArguments &arguments) {
 
   if (threadIdx.x == 0) {
     arguments.counters[tile] = 0;
-    if (blockIdx.x == 0) arguments.counters[(long long)arguments.tiles * arguments.heads] = 0;
+    if (blockIdx.x == 0)
+      arguments.counters[(long long)arguments.tiles * arguments.heads] = 0;
   }
-  if (row.run_begin == row.run_end) clear_dq_tile(arguments, sequence, first_row, head);
+  if (row.run_begin == row.run_end)
+    clear_dq_tile(arguments, sequence, first_row, head);
   if constexpr (kAtomic != 0) {
     constexpr int kFloats = kTileQ * round_up(kHeadDim, 16);
     const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -69,7 +73,8 @@ ROTA_DEVICE void delta(const RotaArguments &arguments) {
       store_sum(arguments.dq_accumulator + tile * kFloats + i, zero);
   }
 
-  // kLanes neighbouring threads share a row; the sum over them is a butterfly: the same bits whatever the block's size.
+  // kLanes neighbouring threads share a row; the sum over them is a butterfly: the same bits
+  // whatever the block's size.
   constexpr int kChunks = (kHeadDimV + kChunk - 1) / kChunk;
   constexpr int kLanes = power_of_two_from(kChunks);
   const int lane = (int)threadIdx.x % kLanes;
@@ -93,6 +98,6 @@ ROTA_DEVICE void delta(const RotaArguments &arguments) {
   }
 }
 
-}  // namespace rota
+} // namespace rota
 
 #endif

@@ -1,9 +1,10 @@
-// The backward pass in seven products, on mma.sync: one pass owns dK and dV (backward_kv, a block per kv tile), another owns dQ
-// (backward_q, a block per query tile). Nothing is added up between blocks. Entries: delta, backward_kv, backward_q,
-// sink_gradient.
+// The backward pass in seven products, on mma.sync: one pass owns dK and dV (backward_kv, a block
+// per kv tile), another owns dQ (backward_q, a block per query tile). Nothing is added up between
+// blocks. Entries: delta, backward_kv, backward_q, sink_gradient.
 //
-// backward_q: each warp owns kTileQ / kWarpsQ query rows with their dQ in registers; Q and dO stay in shared memory, tiles of K and
-// V pass by. P and dS go from accumulators to operands in registers, so warps meet only where tiles change.
+// backward_q: each warp owns kTileQ / kWarpsQ query rows with their dQ in registers; Q and dO stay
+// in shared memory, tiles of K and V pass by. P and dS go from accumulators to operands in
+// registers, so warps meet only where tiles change.
 //
 //   shared memory    Q  dO  kStagesQ x (K V)  bad keys
 #ifndef ROTA_PORTABLE_BACKWARD_TWO_PASS_CUH
@@ -21,14 +22,14 @@ ROTA_DEVICE void backward_kv(const RotaArguments &arguments) {
 
 struct QueryPass {
   static constexpr int kThreads = kWarpsQ * kWarp;
-  static constexpr int kRows = kTileQ / kWarpsQ; // of a warp
+  static constexpr int kRows = kTileQ / kWarpsQ;                     // of a warp
   static constexpr int kBlocks = kRows / 16, kColumns = kTileKv / 8; // fragments of S
   static constexpr int kKBytes = kTileKv * LayoutK::kPitch, kVBytes = kTileKv * LayoutV::kPitch;
   static constexpr int kKv = kTileQ * (LayoutK::kPitch + LayoutV::kPitch); // offset of stage 0
   static constexpr int kStageBytes = kKBytes + kVBytes;
   static constexpr int kBadBits = kKv + kStagesQ * kStageBytes;
   static_assert(kTileQ % (16 * kWarpsQ) == 0 && kTileKv % 16 == 0, "whole fragments");
-  static_assert(kBadBits + BadKeys<kThreads>::kBytes <= kSharedBytesQ, "shared memory");
+  static_assert(kBadBits + BadKeys<LayoutK, kThreads>::kBytes <= kSharedBytesQ, "shared memory");
   using Scores = float[kBlocks][kColumns][4];
 
   const RotaArguments &arguments;
@@ -88,7 +89,7 @@ struct QueryPass {
       for (int i = 0; i < 2; i++) {
         const int column = 8 * n + 2 * t + i;
         const bool bad = kPartial && kHasMask && any_bad &&
-                         BadKeys<kThreads>::is_bad(shared + kBadBits, column);
+                         BadKeys<LayoutK, kThreads>::is_bad(shared + kBadBits, column);
 #pragma unroll
         for (int m = 0; m < kBlocks; m++)
 #pragma unroll
@@ -106,11 +107,12 @@ struct QueryPass {
   }
 
   template <int kN>
-  ROTA_DEVICE void add_tile(int kv_tile, bool partial, int stage, float (&dq)[kBlocks][kN][4]) const {
+  ROTA_DEVICE void add_tile(int kv_tile, bool partial, int stage,
+                            float (&dq)[kBlocks][kN][4]) const {
     const unsigned tile_do = shared + kTileQ * LayoutK::kPitch;
     bool any_bad = false;
     if (kHasMask && partial)
-      any_bad = BadKeys<kThreads>::remove(keys(stage), shared + kBadBits, thread);
+      any_bad = BadKeys<LayoutK, kThreads>::remove(keys(stage), shared + kBadBits, thread);
     Scores s, dp;
     clear(s);
     multiply_transposed<kBlocksK>(s, BlockReader<LayoutK>::along(shared, warp_row()),
@@ -126,15 +128,15 @@ struct QueryPass {
   }
 
   // Scaled and rounded; zeros in the slot's rows beyond n_q.
-  template <int kN>
-  ROTA_DEVICE void store(const float (&dq)[kBlocks][kN][4]) const {
+  template <int kN> ROTA_DEVICE void store(const float (&dq)[kBlocks][kN][4]) const {
     const int g = lane_index() / 4, t = lane_index() % 4;
 #pragma unroll
     for (int m = 0; m < kBlocks; m++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int q = first_q + warp_row() + 16 * m + 8 * r + g;
-        if (q >= sequence.rows_q) continue;
+        if (q >= sequence.rows_q)
+          continue;
         Element *row = row_q<Element>(arguments.d_q, sequence, q, head);
 #pragma unroll
         for (int n = 0; n < kN; n++) {
@@ -149,7 +151,8 @@ struct QueryPass {
 ROTA_DEVICE void backward_q(const RotaArguments &arguments) {
   const RotaItem item = arguments.row_items[blockIdx.x];
   const RotaRow row = arguments.rows[item.index];
-  if (row.run_begin == row.run_end) return; // delta has written the zeros
+  if (row.run_begin == row.run_end)
+    return; // delta has written the zeros
   const QueryPass pass(arguments, row, item.head);
   float dq[QueryPass::kBlocks][2 * kBlocksK][4];
   clear(dq);
@@ -162,18 +165,20 @@ ROTA_DEVICE void backward_q(const RotaArguments &arguments) {
     walk.advance(arguments);
     copy_wait<0>();
     __syncthreads();
-    if (kStagesQ == 2 && walk.valid()) pass.load(walk.tile, 1 - stage);
+    if (kStagesQ == 2 && walk.valid())
+      pass.load(walk.tile, 1 - stage);
     copy_commit();
     pass.add_tile(kv_tile, partial, stage, dq);
     if constexpr (kStagesQ == 1) {
       __syncthreads();
-      if (walk.valid()) pass.load(walk.tile, 0);
+      if (walk.valid())
+        pass.load(walk.tile, 0);
       copy_commit();
     }
   }
   pass.store(dq);
 }
 
-}  // namespace rota
+} // namespace rota
 
 #endif

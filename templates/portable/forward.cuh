@@ -33,6 +33,8 @@ struct ForwardKernel {
   static constexpr int kBytesQ = kTileQ * larger(LayoutQ::kPitch, LayoutV::kPitch);
   static constexpr int kBytesK = kTileKv * LayoutQ::kPitch, kBytesV = kTileKv * LayoutV::kPitch;
   static_assert(kTileQ % (16 * kWarps) == 0 && kTileKv % 16 == 0, "whole fragments");
+  static constexpr int kMaskUnroll = 4;
+  static_assert(kTileKv <= 128, "mask bits of a row and lane fit a word");
   static_assert(kStages == 1 || kStages == 2, "stages");
 
   const RotaArguments &arguments;
@@ -118,22 +120,36 @@ struct ForwardKernel {
         }
       }
   }
-  // s = -inf where the key is past the sequence's end or the mask forbids it.
+  // Whether the query may attend the key, which may lie past the sequence's end.
+  ROTA_DEVICE bool allows(int query, int key) const {
+    Position at = origin;
+    at.q = clamp_index<kMaskUsesTensors>(query, origin.n_q);
+    at.k = clamp_index<kMaskUsesTensors>(key, origin.n_k);
+    return (key < origin.n_k) & mask_allows(at, arguments);
+  }
+  // s = -inf where that is not so. The mask is evaluated in a loop, into bits, however long its
+  // expression: unrolled over the whole tile it would push accumulators out of the registers.
   ROTA_DEVICE void apply_mask(float (&s)[kM][kN][4], int k_begin) const {
+    const int first = k_begin + 2 * (lane_index() % 4);
+    unsigned bits[kM][2] = {}; // two for each n
+#pragma unroll kMaskUnroll
+    for (int n = 0; n < kN; n++)
+#pragma unroll
+      for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+          for (int c = 0; c < 2; c++)
+            if (allows(lane_query(m, r), first + 8 * n + c))
+              bits[m][r] |= 1u << (2 * n + c);
 #pragma unroll
     for (int m = 0; m < kM; m++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        Position at = origin;
-        at.q = clamp_index<kMaskUsesTensors>(lane_query(m, i / 2), origin.n_q);
+      for (int n = 0; n < kN; n++)
 #pragma unroll
-        for (int n = 0; n < kN; n++) {
-          const int key = k_begin + 8 * n + 2 * (lane_index() % 4) + i % 2;
-          at.k = clamp_index<kMaskUsesTensors>(key, origin.n_k);
-          const bool allowed = (key < origin.n_k) & mask_allows(at, arguments);
-          s[m][n][i] = allowed ? s[m][n][i] : -kInfinity;
-        }
-      }
+        for (int i = 0; i < 4; i++)
+          if ((bits[m][i / 2] >> (2 * n + i % 2) & 1) == 0)
+            s[m][n][i] = -kInfinity;
   }
 
   // The tile's scores, masked, and their largest. The columns come in two halves, so that maxima of
@@ -162,10 +178,14 @@ struct ForwardKernel {
                               const float (&s)[kM][kN][4], const float (&top)[kM][2],
                               int stage) const {
     const float factor = kHasScore ? kLog2E : fabsf(arguments.scale) * kLog2E;
-    unsigned p[kN / 2][kM][4];
+    const auto v_reader = BlockReader<LayoutV>::along(shared_v(stage), 0);
     softmax.raise(top, o, factor);
-    softmax.probabilities(p, s, factor, Element());
-    multiply_registers(o, p, BlockReader<LayoutV>::along(shared_v(stage), 0));
+#pragma unroll
+    for (int block = 0; block < kN / 2; block++) {
+      unsigned p[kM][4];
+      softmax.probabilities(p, s, block, factor, Element());
+      multiply_registers(o, p, v_reader, block);
+    }
   }
 
   // Starts the first copies: Q and the first tile's K (and V).
@@ -209,16 +229,15 @@ struct ForwardKernel {
   ROTA_DEVICE void visit_one_stage(RunWalk &walk, OnlineSoftmax<kM> &softmax,
                                    float (&o)[kM][kO][4]) const {
     const int k_begin = walk.tile * kTileKv;
-    const bool partial = walk.partial();
-    walk.advance(arguments);
     copy_wait<0>();
     __syncthreads(); // K is there; V of the tile before is no longer read
     v.load(shared_v(0), k_begin, arguments.v.stride_row, origin.n_k);
     copy_commit();
     float s[kM][kN][4], top[kM][2];
-    find_scores(s, top, 0, k_begin, partial, Nothing());
+    find_scores(s, top, 0, k_begin, walk.partial(), Nothing());
     copy_wait<0>();
-    arrive_v(0, k_begin, partial); // V is there; K is no longer read
+    arrive_v(0, k_begin, walk.partial()); // V is there; K is no longer read
+    walk.advance(arguments);
     if (walk.valid()) {
       k.load(shared_k(0), walk.tile * kTileKv, arguments.k.stride_row, origin.n_k);
       copy_commit();

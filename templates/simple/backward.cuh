@@ -1,8 +1,9 @@
-// The backward pass in fp32 on CUDA cores: right for every shape, made to be read. The structure of two_pass: backward_kv owns dK
-// and dV of a kv tile, backward_q dQ of a query tile. Entries: delta, backward_kv, backward_q, sink_gradient.
+// The backward pass in fp32 on CUDA cores: right for every shape, made to be read. The structure of
+// two_pass: backward_kv owns dK and dV of a kv tile, backward_q dQ of a query tile. Entries: delta,
+// backward_kv, backward_q, sink_gradient.
 //
-// kThreads threads. Tiles of Q, dO, K and V lie in shared memory in rows of an odd number of floats, so that a column's elements
-// fall into different banks; then P and dS, kTileQ x kTileKv:
+// kThreads threads. Tiles of Q, dO, K and V lie in shared memory in rows of an odd number of
+// floats, so that a column's elements fall into different banks; then P and dS, kTileQ x kTileKv:
 //
 //   Q [kTileQ]  dO [kTileQ]  K [kTileKv]  V [kTileKv]  P  dS
 #ifndef ROTA_SIMPLE_BACKWARD_CUH
@@ -63,21 +64,22 @@ struct SimpleBackward {
                              arguments.v.stride_row, count);
   }
 
-  template <int kColumns>
-  ROTA_DEVICE static float product(const float *a, const float *b) {
+  template <int kColumns> ROTA_DEVICE static float product(const float *a, const float *b) {
     float sum = 0.0f;
-    for (int i = 0; i < kColumns; i++) sum += a[i] * b[i];
+    for (int i = 0; i < kColumns; i++)
+      sum += a[i] * b[i];
     return sum;
   }
 
-  // P and dS of the tile whose rows start at (first_q, first_k); 0 where not allowed. The mask is looked at in full tiles too.
+  // P and dS of the tile whose rows start at (first_q, first_k); 0 where not allowed. The mask is
+  // looked at in full tiles too.
   ROTA_DEVICE void fill(int first_q, int first_k, int head, const float *delta) const {
     constexpr bool kClamp = kMaskUsesTensors || kScoreUsesTensors;
     for (int i = (int)threadIdx.x; i < kTileQ * kTileKv; i += kThreads) {
       const int row = i / kTileKv, column = i % kTileKv;
       float probability = 0.0f, gradient = 0.0f;
-      Position at = {first_q + row,  first_k + column, head, sequence.batch,
-                     sequence.n_q, sequence.n_k};
+      Position at = {first_q + row,  first_k + column, head,
+                     sequence.batch, sequence.n_q,     sequence.n_k};
       const bool exists = at.q < at.n_q && at.k < at.n_k;
       at.q = clamp_index<kClamp>(at.q, at.n_q);
       at.k = clamp_index<kClamp>(at.k, at.n_k);
@@ -89,7 +91,8 @@ struct SimpleBackward {
         const float slope = kHasScore ? score_slope(s, at, arguments) : 1.0f;
         const float dp = product<kHeadDimV>(d_o + row * kPitchV, v + column * kPitchV);
         // Subtracting before scaling keeps the difference's accuracy.
-        if (lse != -kInfinity) probability = exp2_fast((x - lse) * kLog2E);
+        if (lse != -kInfinity)
+          probability = exp2_fast((x - lse) * kLog2E);
         gradient = probability * (dp - delta[row]) * slope;
       }
       p[row * kPitchP + column] = probability;
@@ -113,7 +116,8 @@ ROTA_DEVICE void delta(const RotaArguments &arguments) {
     if (first + r < sequence.n_q) {
       const Element *o = row_q<Element>(arguments.o, sequence, first + r, item.head);
       const Element *d_o = row_q<Element>(arguments.d_o, sequence, first + r, item.head);
-      for (int i = 0; i < kHeadDimV; i++) sum += to_float(o[i]) * to_float(d_o[i]);
+      for (int i = 0; i < kHeadDimV; i++)
+        sum += to_float(o[i]) * to_float(d_o[i]);
       if (arguments.d_lse.data)
         sum -= *row_q<float>(arguments.d_lse, sequence, first + r, item.head);
     }
@@ -197,7 +201,8 @@ ROTA_DEVICE void backward_q(const RotaArguments &arguments) {
         for (int key = 0; key < kTileKv; key++) {
           const float ds = block.ds[r * S::kPitchP + key];
           // Not 0 * k: a key that this row may not attend to may be NaN.
-          if (ds != 0.0f) dq[own] += ds * block.k[key * S::kPitchK + column];
+          if (ds != 0.0f)
+            dq[own] += ds * block.k[key * S::kPitchK + column];
         }
     }
     __syncthreads();
@@ -212,6 +217,6 @@ ROTA_DEVICE void backward_q(const RotaArguments &arguments) {
   }
 }
 
-}  // namespace rota
+} // namespace rota
 
 #endif

@@ -1,4 +1,5 @@
-// The gradient of the sink logits: dSink_h = -sum over rows of exp(sink_h - LSE) * delta. Entry: sink_gradient.
+// The gradient of the sink logits: dSink_h = -sum over rows of exp(sink_h - LSE) * delta. Entry:
+// sink_gradient.
 #ifndef ROTA_SIMPLE_BACKWARD_SINK_CUH
 #define ROTA_SIMPLE_BACKWARD_SINK_CUH
 
@@ -8,12 +9,13 @@
 
 namespace rota {
 
-// One block per query head. Thread i adds rows i, i + threads, ... of the batch's query tiles in ascending order; then the threads'
-// sums are added by halves.
+// One block per query head. Thread i adds rows i, i + threads, ... of the batch's query tiles in
+// ascending order; then the threads' sums are added by halves.
 ROTA_DEVICE void sink_gradient(const RotaArguments &arguments) {
   constexpr int kThreadsMost = 256;
   __shared__ float sums[kThreadsMost];
-  if (arguments.d_sink == nullptr) return;
+  if (arguments.d_sink == nullptr)
+    return;
   const int head = (int)blockIdx.x, thread = (int)threadIdx.x;
   const float sink = kLog2E * arguments.sink[head];
   float sum = 0.0f;
@@ -30,12 +32,14 @@ ROTA_DEVICE void sink_gradient(const RotaArguments &arguments) {
   sums[thread] = sum;
   __syncthreads();
   for (int half = (int)blockDim.x / 2; half > 0; half /= 2) {
-    if (thread < half) sums[thread] += sums[thread + half];
+    if (thread < half)
+      sums[thread] += sums[thread + half];
     __syncthreads();
   }
-  if (thread == 0) arguments.d_sink[head] = sums[0];
+  if (thread == 0)
+    arguments.d_sink[head] = sums[0];
 }
 
-}  // namespace rota
+} // namespace rota
 
 #endif

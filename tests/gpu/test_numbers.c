@@ -1,7 +1,7 @@
 /* Kernels on the GPU against fp64: dtypes, head dims, masks, lengths and algorithms, with random
- * inputs over poisoned outputs. The error may be twice that of the same computation with P, dS and
- * results rounded to the dtype. Then: the same bits over 200 runs, while another stream keeps the
- * GPU busy. Prints a table and a summary. */
+ * inputs over poisoned outputs. The error may be twice that of the same computation with P, dS
+ * and results rounded to the dtype. Then: the same bits over 200 runs, while another stream
+ * keeps the GPU busy. Prints a table and a summary. */
 #include "tests/support/load.h"
 
 #include <omp.h>
@@ -116,8 +116,8 @@ static int list_configs(Config *configs) {
   return number;
 }
 
-/* Compiles all kernels side by side into the context's memory; without this the test waits for one
- * after another. */
+/* Compiles all kernels side by side into the context's memory; without this the test waits for
+ * one after another. */
 static void compile_all(rota_context *context, const Gpu *gpu, const Config *configs, int number) {
 #pragma omp parallel for schedule(dynamic, 1)
   for (int i = 0; i < number * 3; i++) {

@@ -284,6 +284,25 @@ static void damage_heals(void **state) {
   cubin_destroy(first);
 }
 
+/* Room for two cubins of 4 KB in memory: the longest unused goes, and comes back from disk. */
+static void memory_is_bounded(void **state) {
+  (void)state;
+  CompilerOptions options = {.cache_dir = workbench_path(&bench, "cache"),
+                             .nvrtc_path = fake,
+                             .memory_bytes = 10000,
+                             .log = &quiet};
+  Compiler *compiler;
+  assert_int_equal(compiler_create(&options, &compiler), ROTA_OK);
+  static const int order[] = {1, 2, 1, 3, 1, 2};
+  for (int i = 0; i < 6; i++)
+    cubin_destroy(compile_with(compiler, workbench_numbered_program(order[i]), "sm_90"));
+  CompilerCounts counts = compiler_counts(compiler);
+  assert_int_equal(counts.compiled, 3);
+  assert_int_equal(counts.from_memory, 2); /* 1, twice */
+  assert_int_equal(counts.from_disk, 1);   /* 2, after 3 had taken its place */
+  compiler_destroy(compiler);
+}
+
 /* Whatever allocation fails, the answer is OUT_OF_MEMORY or right, and the compiler serves on. */
 static void memory_failures_are_survived(void **state) {
   (void)state;
@@ -541,6 +560,7 @@ int main(void) {
       TEST(refused_source_brings_its_log),
       TEST(without_a_compiler),
       TEST(damage_heals),
+      TEST(memory_is_bounded),
       TEST(memory_failures_are_survived),
       TEST(threads_compile_each_key_once),
       TEST(threads_share_a_failure),

@@ -3,6 +3,7 @@
 #include "tests/support/trial.h"
 
 #include "runtime/cpu_numbers.h"
+#include "runtime/safetensors.h"
 
 #include <math.h>
 #include <omp.h>
@@ -33,8 +34,8 @@ static uint16_t encode(rota_dtype dtype, float value) {
   return dtype == ROTA_BF16 ? number_to_bf16(value) : number_to_fp16(value);
 }
 
-/* All 65,536 values of a format, and between each and its upward neighbour: the half (to even) and
- * both sides of it. */
+/* All 65,536 values of a format, and between each and its upward neighbour: the half (to even)
+ * and both sides of it. */
 static void check_format(rota_dtype dtype, int exponent_bits, int mantissa_bits) {
   unsigned infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
   for (unsigned bits = 0; bits < 65536; bits++) {
@@ -116,7 +117,7 @@ static const TrialShape shapes[] = {
      .batch = 1,
      .n_q = 65,
      .n_k = 130,
-     .backward = "ordered",
+     .backward = "two_pass",
      .layout = ROTA_LAYOUT_ANY,
      .sink = true,
      .d_lse = true,
@@ -190,68 +191,67 @@ static void test_threads_do_not_change_bits(void **state) {
   omp_set_num_threads(before);
 }
 
-enum { LENGTH = 100, DIM = 8 };
+enum { TILES = 5, DIM = 64 };
 
-/* dQ as the sum of what each kv tile contributes alone: the backward pass of a mask that shows only
- * tile `tile`, given the full pass's O and LSE. Scale 1, so that no later product hides the sums'
- * bits. */
-static void tile_partial(const Trial *full, int tile, int tile_kv, float *partial) {
-  char mask[64];
-  snprintf(mask, sizeof mask, "where \"k // %d == %d\"", tile_kv, tile);
-  TrialShape shape = full->shape;
-  shape.mask = mask;
-  Trial *trial = prepared(&shape);
-  trial_upload(trial);
-  for (int q = 0; q < LENGTH; q++) {
-    trial_set(trial, TRIAL_LSE, 0, q, 0, 0, trial_get(full, TRIAL_LSE, 0, q, 0, 0));
-    for (int i = 0; i < DIM; i++)
-      trial_set(trial, TRIAL_O, 0, q, 0, i, trial_get(full, TRIAL_O, 0, q, 0, i));
-  }
-  assert_int_equal(trial_launch(trial, ROTA_BACKWARD), ROTA_OK);
-  for (int q = 0; q < LENGTH; q++)
-    for (int i = 0; i < DIM; i++)
-      partial[q * DIM + i] = (float)trial_get(trial, TRIAL_D_Q, 0, q, 0, i);
-  trial_destroy(trial);
+/* K of one key per kv tile and dim: signed powers of two, far enough apart to push each other
+ * out of fp32. */
+static float key_of(int tile, int i) {
+  static const float sizes[] = {1.0f, 0x1p30f, -0x1p30f, 0x1p12f, -1.0f, 0x1p35f, -0x1p24f};
+  return sizes[(tile * 3 + i * (tile + 2)) % 7];
 }
 
-/* Elements of dQ that equal the partials' sum from the first tile on, or from the last one on. */
-static int count_equal(const Trial *trial, const float *partials, int tiles, bool ascending) {
+/* dQ with Q = 0, V = 0 and dLSE = 1: every P is p = 1 / n and every dS too, so tile t's partial
+ * is p times its one key, exactly, and only the order of the fp32 sum decides the result. */
+static int count_equal(const Trial *trial, float p, bool ascending) {
   int equal = 0;
-  for (int i = 0; i < LENGTH * DIM; i++) {
+  for (int i = 0; i < DIM; i++) {
     float sum = 0.0f;
-    for (int t = 0; t < tiles; t++)
-      sum += partials[(ascending ? t : tiles - 1 - t) * LENGTH * DIM + i];
-    equal += (double)sum == trial_get(trial, TRIAL_D_Q, 0, i / DIM, 0, i % DIM);
+    for (int t = 0; t < TILES; t++)
+      sum += p * key_of(ascending ? t : TILES - 1 - t, i);
+    equal += (double)number_round(ROTA_BF16, sum) == trial_get(trial, TRIAL_D_Q, 0, 3, 0, i);
   }
   return equal;
 }
 
+static void fill_keys(Trial *trial, int n, int tile_kv) {
+  for (int k = 0; k < n; k++)
+    for (int i = 0; i < DIM; i++) {
+      trial_set(trial, TRIAL_K, 0, k, 0, i,
+                k % tile_kv == 7 ? (double)key_of(k / tile_kv, i) : 0.0);
+      trial_set(trial, TRIAL_V, 0, k, 0, i, 0.0);
+    }
+  for (int q = 0; q < 8; q++) {
+    trial_set(trial, TRIAL_D_LSE, 0, q, 0, 0, 1.0);
+    for (int i = 0; i < DIM; i++)
+      trial_set(trial, TRIAL_Q, 0, q, 0, i, 0.0);
+  }
+}
+
 static void test_partials_are_added_by_rank(void **state) {
   (void)state;
-  TrialShape shape = {.dtype = ROTA_FP32,
-                      .head_dim = DIM,
-                      .batch = 1,
-                      .n_q = LENGTH,
-                      .n_k = LENGTH,
-                      .scale = 1.0f,
-                      .backward = "ordered",
-                      .seed = 3};
   const char *schedules[] = {"ascending", "shortest_first"};
   for (int i = 0; i < 2; i++) {
-    shape.schedule = schedules[i];
+    TrialShape shape = {.dtype = ROTA_BF16,
+                        .head_dim = DIM,
+                        .batch = 1,
+                        .n_q = 8,
+                        .n_k = 1,
+                        .scale = 1.0f,
+                        .backward = "ordered",
+                        .schedule = schedules[i],
+                        .d_lse = true};
     Trial *trial = prepared(&shape);
-    run(trial);
     rota_plan_info info;
     rota_plan_get_info(trial->plans[ROTA_BACKWARD], &info);
-    int tiles = (LENGTH + info.tile_kv - 1) / info.tile_kv;
-    assert_in_range(tiles, 3, LENGTH);
-    float *partials = malloc((size_t)tiles * LENGTH * DIM * sizeof *partials);
-    assert_non_null(partials);
-    for (int t = 0; t < tiles; t++)
-      tile_partial(trial, t, info.tile_kv, partials + t * LENGTH * DIM);
-    assert_int_equal(count_equal(trial, partials, tiles, i == 0), LENGTH * DIM);
-    assert_true(count_equal(trial, partials, tiles, i != 0) < LENGTH * DIM);
-    free(partials);
+    trial_destroy(trial);
+    shape.n_k = TILES * info.tile_kv;
+    trial = prepared(&shape);
+    fill_keys(trial, shape.n_k, info.tile_kv);
+    run(trial);
+    float p = expf(-(float)trial_get(trial, TRIAL_LSE, 0, 3, 0, 0));
+    assert_true(fabsf(p * (float)shape.n_k - 1.0f) < 1e-5f);
+    assert_int_equal(count_equal(trial, p, i == 0), DIM);
+    assert_true(count_equal(trial, p, i != 0) < DIM);
     trial_destroy(trial);
   }
 }
@@ -280,6 +280,51 @@ static void test_empty_rows_do_not_leak(void **state) {
     trial_destroy(trial);
   }
   assert_string_equal(bits[0].hex, bits[1].hex);
+}
+
+static void copy_in(Trial *trial, TrialRole role, const SafetensorsEntry *entry) {
+  assert_non_null(entry);
+  const uint16_t *bits = entry->data;
+  for (int row = 0; row < trial->shape.n_q; row++)
+    for (int i = 0; i < 12 * 32; i++)
+      trial_set(trial, role, 0, row, i / 32, i % 32,
+                (double)number_from_bf16(bits[row * 12 * 32 + i]));
+}
+
+/* Queries, keys and values of a real transformer: larger scores and less even than random ones. */
+static void test_real_activations(void **state) {
+  (void)state;
+  char path[4096];
+  const char *source = getenv("ROTA_TEST_SOURCE");
+  snprintf(path, sizeof path, "%s/tests/data/minilm_qkv.safetensors", source ? source : ".");
+  Safetensors *file;
+  if (safetensors_read(path, &file) != ROTA_OK)
+    fail_msg("%s", status_message());
+  const SafetensorsEntry *ids = safetensors_find(file, "document");
+  assert_non_null(ids);
+  int tokens = (int)ids->size[1];
+  rota_named_tensor document = {"document", ROTA_INT32, 2, {1, tokens}, {tokens, 1}, ids->data};
+  TrialShape shape = {.dtype = ROTA_BF16,
+                      .head_dim = 32,
+                      .heads = 12,
+                      .batch = 1,
+                      .n_q = tokens,
+                      .n_k = tokens,
+                      .mask = "document",
+                      .tensors = &document,
+                      .tensor_count = 1,
+                      .backward = "ordered"};
+  Trial *trial = prepared(&shape);
+  copy_in(trial, TRIAL_Q, safetensors_find(file, "q"));
+  copy_in(trial, TRIAL_K, safetensors_find(file, "k"));
+  copy_in(trial, TRIAL_V, safetensors_find(file, "v"));
+  run(trial);
+  TrialReport report = trial_check(trial);
+  printf("MiniLM:");
+  trial_print_report(&report);
+  assert_true(report.good);
+  trial_destroy(trial);
+  safetensors_destroy(file);
 }
 
 static void test_memory_may_run_out(void **state) {
@@ -315,6 +360,7 @@ int main(void) {
       cmocka_unit_test(test_threads_do_not_change_bits),
       cmocka_unit_test(test_partials_are_added_by_rank),
       cmocka_unit_test(test_empty_rows_do_not_leak),
+      cmocka_unit_test(test_real_activations),
       cmocka_unit_test(test_memory_may_run_out),
   };
   return cmocka_run_group_tests(tests, start, stop);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -393,6 +394,64 @@ static void lock_is_not_kept_by_a_forked_child(void **state) {
   workbench_wait(child);
 }
 
+/* Stands before libc's: the next call finds that the lock's holder has just removed the file and
+ * let go. */
+static const char *removed_before_flock;
+
+int flock(int file, int operation) {
+  if (removed_before_flock)
+    unlink(removed_before_flock);
+  removed_before_flock = NULL;
+  return (int)syscall(SYS_flock, file, operation);
+}
+
+static void lock_of_a_removed_file_is_no_lock(void **state) {
+  (void)state;
+  const char *path = workbench_path(&bench, "lock");
+  CacheLock lock, second;
+  int error;
+  removed_before_flock = path;
+  assert_int_equal(cache_lock_acquire(path, 0, &lock, &error), CACHE_LOCK_HELD);
+  assert_int_equal(access(path, F_OK), 0);
+  assert_int_equal(cache_lock_acquire(path, 0, &second, &error), CACHE_LOCK_TIMEOUT);
+  cache_lock_release(&lock);
+}
+
+/* Several processes add to one number in a file: without exclusion, additions get lost. */
+static void lock_excludes_under_contention(void **state) {
+  (void)state;
+  enum { ADDERS = 4, ROUNDS = 150 };
+  const char *path = workbench_path(&bench, "lock"), *number = workbench_path(&bench, "number");
+  workbench_write(number, "0", 1);
+  pid_t children[ADDERS];
+  for (int i = 0; i < ADDERS; i++) {
+    children[i] = fork();
+    for (int round = 0; children[i] == 0 && round < ROUNDS; round++) {
+      CacheLock lock;
+      int error;
+      char *text = NULL, next[32];
+      size_t length;
+      if (cache_lock_acquire(path, 60, &lock, &error) != CACHE_LOCK_HELD ||
+          text_read_file(number, &text, &length) != ROTA_OK)
+        _exit(1);
+      snprintf(next, sizeof next, "%d", atoi(text) + 1);
+      free(text);
+      if (files_write(AT_FDCWD, number, next, strlen(next)) != 0)
+        _exit(2);
+      cache_lock_release(&lock);
+    }
+    if (children[i] == 0)
+      _exit(0);
+  }
+  for (int i = 0; i < ADDERS; i++)
+    assert_int_equal(workbench_wait(children[i]), 0);
+  char *text;
+  size_t length;
+  assert_int_equal(text_read_file(number, &text, &length), ROTA_OK);
+  assert_int_equal(atoi(text), ADDERS * ROUNDS);
+  free(text);
+}
+
 /* ---- Debris --------------------------------------------------------------------------------- */
 
 static void debris_goes_and_drafts_stay(void **state) {
@@ -483,12 +542,13 @@ static void memory_failures_are_survived(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_bench, close_bench)
   const struct CMUnitTest tests[] = {
-      TEST(stored_entries_come_back),       TEST(any_compiler_serves_a_program),
-      TEST(damage_is_noticed_and_healed),   TEST(no_flipped_byte_passes),
-      TEST(other_formats_are_misses),       TEST(least_recently_used_goes_first),
-      TEST(locked_entries_are_not_evicted), TEST(lock_excludes_and_times_out),
-      TEST(lock_dies_with_its_holder),      TEST(lock_is_not_kept_by_a_forked_child),
-      TEST(debris_goes_and_drafts_stay),    TEST(listing_and_clearing),
+      TEST(stored_entries_come_back),          TEST(any_compiler_serves_a_program),
+      TEST(damage_is_noticed_and_healed),      TEST(no_flipped_byte_passes),
+      TEST(other_formats_are_misses),          TEST(least_recently_used_goes_first),
+      TEST(locked_entries_are_not_evicted),    TEST(lock_excludes_and_times_out),
+      TEST(lock_dies_with_its_holder),         TEST(lock_is_not_kept_by_a_forked_child),
+      TEST(lock_of_a_removed_file_is_no_lock), TEST(lock_excludes_under_contention),
+      TEST(debris_goes_and_drafts_stay),       TEST(listing_and_clearing),
       TEST(memory_failures_are_survived),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,6 +39,11 @@ static int close_bench(void **state) {
   return 0;
 }
 
+/* Nothing half done is left in tmp/ or lock/, empty directories included. */
+static void expect_no_debris(const char *directory) {
+  workbench_shell("test -z \"$(ls -A %s/tmp %s/lock | grep -v : | grep .)\"", directory, directory);
+}
+
 static CacheEntry numbered_entry(int i) {
   memset(cubin, i, sizeof cubin);
   return (CacheEntry){.key = digest_of(&i, sizeof i),
@@ -212,6 +217,7 @@ static void writes_that_fail_half_way(void **state) {
   assert_int_equal(warnings, 1);
   assert_non_null(strstr(workbench_captured(), "File too large"));
   assert_int_equal(workbench_count_files(directory), 3);
+  expect_no_debris(directory);
   /* And when there is room again, all is well. */
   assert_int_equal(use_range(directory, 1, 5, &warnings), 1);
   assert_int_equal(use_range(directory, 1, 5, &warnings), 5);
@@ -257,6 +263,7 @@ static int fill_disk(const char *root) {
     return 3;
   if (workbench_count_files(directory) != 6)
     return 4;
+  expect_no_debris(directory);
   return use_range(directory, 1, 2, &warnings) != 2 || warnings != 0 ? 5 : 0;
 }
 

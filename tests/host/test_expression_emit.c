@@ -120,21 +120,39 @@ static const char driver[] =
     "      fwrite(&value, 4, 1, out);\n      fwrite(&outside, 4, 1, out);\n    }\n"
     "  return fclose(out) != 0;\n}\n";
 
+/* Masks that random ones hardly ever are: the ends of 32 and 64 bits. */
+static const char *const edges[] = {
+    "(-2147483647 - 1) % (zero - 1) == 0",
+    "(-2147483647 - 1) // (zero - 1) == 2147483648",
+    "abs(-2147483647 - 1 + zero) == 2147483648",
+    "-(-2147483647 - 1 + zero) == 2147483648",
+    "(-9223372036854775807 - 1) % (zero - 1) == 0",
+    "(q - 67108864) * 16 + (zero - 1) < 2147483647",
+    "big + big == 2147483648 and big * 4 - 1 == 4294967295",
+    "(big + big) // 2 == big and (big * 8) % 7 == 4 + zero",
+    "min(big * 4, 3) == 3 and max(-big * 4, 3) == 3",
+    "select(q > k, big * 8, -7) % 9 ~= zero",
+};
+
 static Expression *expressions[FUNCTIONS]; /* even: masks; odd: scores and derivatives */
 static WorldPosition positions[POSITIONS];
 
 static void draw_functions(Text *source) {
   static RandomExpression drawn;
+  const int edge_count = (int)(sizeof edges / sizeof edges[0]);
   int count = 0;
   text_append(source, prelude);
   for (uint64_t seed = 1; count < FUNCTIONS; seed++) {
     bool mask = count % 2 == 0, derivative = count % 4 == 3;
+    bool edge = mask && count / 2 < edge_count;
     random_expression(&drawn, seed, mask ? EXPRESSION_MASK : EXPRESSION_SCORE, derivative,
                       2 + (int)(seed % 5));
     Expression *expression;
-    if (expression_parse(drawn.text, (SourcePlace){0}, drawn.kind, &world.symbols, NULL, 0,
-                         &expression) != ROTA_OK)
+    if (expression_parse(edge ? edges[count / 2] : drawn.text, (SourcePlace){0}, drawn.kind,
+                         &world.symbols, NULL, 0, &expression) != ROTA_OK) {
+      assert_false(edge);
       continue;
+    }
     if (derivative) {
       Expression *score = expression;
       assert_int_equal(expression_derivative(score, &expression), ROTA_OK);

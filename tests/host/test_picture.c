@@ -162,6 +162,17 @@ static void test_words_and_figures(void **state) {
   assert_non_null(strstr(svg, "4 chains, 10 visits; length 4 visits"));
   assert_non_null(strstr(svg, "waiting 0 (0.0 %)"));
   free(svg);
+  char title[] =
+      "no room: ................................................................................"
+      "................................................ end";
+  svg = draw(map, NULL, title);
+  check_xml(svg);
+  char *first = strstr(svg, "no room"), *second = first ? strstr(first + 1, "no room") : NULL;
+  assert_non_null(first);
+  assert_non_null(second);
+  assert_true(strchr(second, '<') - second < 60); /* cut where it would leave the picture */
+  assert_int_equal(strncmp(first, title, strlen(title)), 0); /* whole in the <title> */
+  free(svg);
   pattern_destroy(pattern);
   tile_map_destroy(map);
 }

@@ -1,5 +1,5 @@
-/* The fp64 reference: its forward pass against sums written out anew, its gradients against finite
- * differences, and its treatment of rows and keys that take no part. */
+/* The fp64 reference: its forward pass against sums written out anew, its gradients against
+ * finite differences, and its treatment of rows and keys that take no part. */
 #include "runtime/reference.h"
 
 #include <math.h>

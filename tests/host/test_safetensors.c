@@ -1,5 +1,5 @@
-/* Safetensors files: the real one in tests/data, what is written and read back, and files that lie.
- */
+/* Safetensors files: the real one in tests/data, what is written and read back, and files that
+ * lie. */
 #include "runtime/safetensors.h"
 
 #include "runtime/cpu_numbers.h"

@@ -27,14 +27,21 @@ Digest case_bits(Trial *trial) {
   return trial_all_bits(trial);
 }
 
-static void check_algorithm(const char *name, const TrialShape *shape, TrialReferences *references,
-                            bool *made) {
-  Trial *trial = case_prepare(shape);
+/* False where the algorithm does not serve the shape. */
+static bool check_algorithm(const char *name, const TrialShape *shape, TrialReferences *references,
+                            bool first_algorithm) {
+  Trial *trial = trial_create(shape);
+  rota_status status = trial_prepare(trial, case_device.context, case_device.gpu);
+  if (status == ROTA_UNSUPPORTED) {
+    printf("  %-28s %s\n", name, rota_error_message());
+    trial_destroy(trial);
+    return false;
+  }
+  if (status != ROTA_OK)
+    fail_msg("%s: %s", name, rota_error_message());
   Digest first = case_bits(trial), second = case_bits(trial);
-  bool first_algorithm = !*made;
   if (first_algorithm)
     trial_references_make(trial, references);
-  *made = true;
   TrialReport report = trial_compare(trial, references);
   if (first_algorithm || !report.good) {
     printf("  %-28s %-8s", name, shape->backward);
@@ -46,6 +53,7 @@ static void check_algorithm(const char *name, const TrialShape *shape, TrialRefe
     assert_string_equal(first.hex, second.hex);
   assert_true(trial_margins_intact(trial));
   trial_destroy(trial);
+  return true;
 }
 
 void case_check(const char *name, const TrialShape *shape) {
@@ -56,13 +64,16 @@ void case_check(const char *name, const TrialShape *shape) {
     TrialShape with = *shape;
     if (shape->backward && strcmp(shape->backward, algorithms[i]) != 0)
       continue;
+    /* On the CPU `atomic` goes by the ranks, as `ordered` does: test_cpu_device has it. */
     if (!case_device.gpu && !shape->backward && i == 2)
-      continue; /* on the CPU `atomic` goes by the ranks, as `ordered` does: test_cpu_device */
+      continue;
     with.backward = algorithms[i];
     with.nondeterministic = strcmp(algorithms[i], "atomic") == 0;
-    check_algorithm(name, &with, &references, &made);
+    if (check_algorithm(name, &with, &references, !made))
+      made = true;
   }
-  assert_true(made);
+  if (!made)
+    fail_msg("%s: no algorithm serves it", name);
   trial_references_free(&references);
 }
 

@@ -30,9 +30,9 @@ int case_size(int full, int small);
 /* A trial ready to run; a failure of the library fails the test with its message. */
 Trial *case_prepare(const TrialShape *shape);
 void case_run(Trial *trial);
-/* The shape with every backward algorithm (with its own alone where it names one), twice each:
- * within tolerance of fp64, the same bits again (but for `atomic`), nothing written where it must
- * not. Prints the errors of the first. */
+/* The shape with every backward algorithm that serves it (with its own alone where it names
+ * one), twice each: within tolerance of fp64, the same bits again (but for `atomic`), nothing
+ * written where it must not. Prints the errors of the first, and who does not serve it. */
 void case_check(const char *name, const TrialShape *shape);
 /* Bits of all outputs after a run. */
 Digest case_bits(Trial *trial);

@@ -1,7 +1,6 @@
 /* See random_expression.h. */
 #include "tests/support/random_expression.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -73,9 +72,7 @@ void world_create(World *world, uint64_t seed) {
   }
   if (seed % 7 == 0)
     world->bias[seed % WORLD_SIZE] = seed % 2 ? NAN : INFINITY;
-  rota_status status = expression_prepare_ranges(&world->symbols, &world->bindings);
-  assert(status == ROTA_OK);
-  (void)status;
+  RANDOM_REQUIRE(expression_prepare_ranges(&world->symbols, &world->bindings) == ROTA_OK);
 }
 
 void world_free(World *world) {
@@ -87,7 +84,7 @@ void world_free(World *world) {
 static int draw(RandomExpression *e, ValueType type, int depth);
 
 static int add(RandomExpression *e, RandomKind kind, ValueType type, int a, int b, int c) {
-  assert(e->count < RANDOM_NODES);
+  RANDOM_REQUIRE(e->count < RANDOM_NODES);
   e->nodes[e->count] = (RandomNode){.kind = kind, .type = type, .child = {a, b, c}};
   return e->count++;
 }
@@ -237,10 +234,11 @@ static int draw(RandomExpression *e, ValueType type, int depth) {
 /* ---- Printing ---- */
 
 static void put(RandomExpression *e, const char *text) {
-  size_t length = strlen(e->text);
-  assert(length + strlen(text) < RANDOM_TEXT);
-  bool minus = length > 0 && e->text[length - 1] == '-' && text[0] == '-';
-  snprintf(e->text + length, RANDOM_TEXT - length, "%s%s", minus ? " " : "", text);
+  size_t at = strlen(e->text), length = strlen(text);
+  RANDOM_REQUIRE(at + length + 2 < RANDOM_TEXT);
+  if (at > 0 && e->text[at - 1] == '-' && text[0] == '-')
+    e->text[at++] = ' '; /* "--" would begin a comment */
+  memcpy(e->text + at, text, length + 1);
 }
 
 /* Prints with parentheses only if the node binds no tighter than `limit`. */

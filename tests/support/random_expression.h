@@ -3,6 +3,8 @@
 #ifndef ROTA_TESTS_RANDOM_EXPRESSION_H
 #define ROTA_TESTS_RANDOM_EXPRESSION_H
 
+#include <stdlib.h>
+
 #include "generator/expression.h"
 
 /* Positions and tensor sizes go up to here; small, so that boxes can be tried out entirely. */
@@ -87,6 +89,13 @@ typedef struct RandomExpression {
   RandomNode nodes[RANDOM_NODES];
   char text[RANDOM_TEXT];
 } RandomExpression;
+
+/* Like assert, in every build. */
+#define RANDOM_REQUIRE(condition)                                                                  \
+  do {                                                                                             \
+    if (!(condition))                                                                              \
+      abort();                                                                                     \
+  } while (0)
 
 uint64_t random_next(uint64_t *state);
 /* Uniform in 0 .. bound - 1. */

@@ -1,5 +1,4 @@
-/* Trials: their tensors, and the comparison with the reference. Running them is in trial_run.c.
- */
+/* Trials: their tensors, and the comparison with the reference. Running them is in trial_run.c. */
 #include "tests/support/trial.h"
 
 #include "runtime/cpu_numbers.h"
@@ -19,8 +18,8 @@ static void require(bool condition, const char *what) {
   abort();
 }
 
-/* A number that depends on seed and index alone, so that filling may run on any number of threads.
- */
+/* A number that depends on seed and index alone, so that filling may run on any number of
+ * threads. */
 static uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -65,8 +64,8 @@ void trial_set(Trial *trial, TrialRole role, int b, int64_t row, int head, int i
                 element_address(trial, role, b, row, head, i));
 }
 
-/* Memory for the view's strides, all poison. `skew`: elements by which the base is off alignment.
- */
+/* Memory for the view's strides, all poison. `skew`: elements by which the base is off
+ * alignment. */
 static void allocate(TrialBuffer *buffer, int64_t skew) {
   int64_t last = 0, size = dtype_size(buffer->dtype);
   if (buffer->batch > 1)
@@ -340,8 +339,8 @@ static double root_mean_square(const Trial *trial, TrialRole role) {
 }
 
 /* A norm below which dQ and dK count as cancelled: dS = P (dP - delta) vanishes for a row of one
- * key, and what is left is noise of dP's size. A hundredth of a row's norm before cancelling, P =
- * 1; rows of thousands of keys are larger. */
+ * key, and what is left is noise of dP's size. A hundredth of a row's norm before cancelling, P
+ * = 1; rows of thousands of keys are larger. */
 static double cancelled_norm(const Trial *trial, TrialRole role, int64_t rows) {
   if (role != TRIAL_D_Q && role != TRIAL_D_K)
     return 0.0;
@@ -392,8 +391,8 @@ static double compare_references(const ReferenceResult *got, const ReferenceResu
   return reference_error(&error);
 }
 
-/* What fp32 accumulation alone may cost, whatever the dtype: sums of a few thousand terms, exp and
- * log. */
+/* What fp32 accumulation alone may cost, whatever the dtype: sums of a few thousand terms, exp
+ * and log. */
 #define NOISE 2e-5
 
 /* What rounding a result alone costs, as a root mean square: where the rest of a computation

@@ -1,5 +1,5 @@
-/* Random attention problems for tests, run through the public interface on any device and checked
- * against fp64.
+/* Random attention problems for tests, run through the public interface on any device and
+ * checked against fp64.
  *
  *     Trial *trial = trial_create(&(TrialShape){.dtype = ROTA_BF16, .head_dim = 64, ...});
  *     trial_prepare(trial, context, gpu);       spec, kernels, plans, device memory
@@ -7,8 +7,8 @@
  *     TrialReport report = trial_check(trial);  errors, and what the dtype alone costs
  *
  * Each tensor lies in its own memory with a guard on both sides. Guards, gaps between rows and
- * outputs hold NaN before a run, so that reading or writing where one must not shows. What a test
- * cannot do without (memory, valid lengths) is asserted by abort, with a message. */
+ * outputs hold NaN before a run, so that reading or writing where one must not shows. What a
+ * test cannot do without (memory, valid lengths) is asserted by abort, with a message. */
 #ifndef ROTA_TESTS_TRIAL_H
 #define ROTA_TESTS_TRIAL_H
 
@@ -53,8 +53,8 @@ typedef struct TrialShape {
   rota_layout layout; /* ANY: pitches and bases are odd */
   bool heads_outside; /* BHSD instead of BSHD */
   uint64_t seed;
-  /* Tensors and values of mask and score; `late_tensors`: the plan learns the shapes, each run gets
-   * the data. */
+  /* Tensors and values of mask and score; `late_tensors`: the plan learns the shapes, each run
+   * gets the data. */
   const rota_named_tensor *tensors;
   int tensor_count;
   bool late_tensors;
@@ -123,8 +123,8 @@ bool trial_margins_intact(Trial *trial);
 void trial_reference(const Trial *trial, bool rounded, ReferenceResult *result);
 
 /* Relative error ||x - x64|| / ||x64|| of each output; of the same computation with P, dS and
- * results rounded to the dtype; and the largest error of a row, in units of the tensor's root mean
- * square row. */
+ * results rounded to the dtype; and the largest error of a row, in units of the tensor's root
+ * mean square row. */
 typedef struct TrialReport {
   double error[TRIAL_ROLES], yardstick[TRIAL_ROLES], worst_row[TRIAL_ROLES];
   double limit[TRIAL_ROLES]; /* of `error`: twice the yardstick, and fp32's own noise */
