@@ -173,7 +173,8 @@ void expression_evaluate_score(const Expression *score, const Bindings *bindings
 /* CUDA text of the expression, one line without newline. In it stand: at.q at.k at.h at.b at.n_q
  * at.n_k (int), s (float), p_NAME for each parameter, and tensor_NAME(i, j) for each element
  * access (long long indices); helpers rota_* of namespace rota from templates/lib/expression.cuh.
- * `exact` (masks): __fadd_rn and friends. */
+ * `exact` (masks): __fadd_rn and friends. The text checks no index: kernels evaluate it only at
+ * positions of the sequence, for which expression_check_bounds has vouched. */
 void expression_emit(const Expression *expression, const Symbols *symbols, bool exact, Text *out);
 /* Place of the first leaf, for #line. */
 SourcePlace expression_place(const Expression *expression);

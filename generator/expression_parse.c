@@ -97,6 +97,13 @@ static int find_parameter(const Parser *parser, const char *text, int32_t length
   return -1;
 }
 
+static bool is_tensor(const Parser *parser, const char *text, int32_t length) {
+  for (int i = 0; i < parser->symbols.tensor_count; i++)
+    if (same_name(text, length, parser->symbols.tensors[i].name))
+      return true;
+  return false;
+}
+
 static int parameter(Parser *parser, int index) {
   const Parameter *symbol = &parser->symbols.parameters[index];
   bool is_int = symbol->type == VALUE_INT;
@@ -221,7 +228,9 @@ static int parse_name(Parser *parser, Token name) {
   if (is_reserved(text, name.length) && index < 0 && !is_score)
     return lexer_fail(lexer, name.position, "an operand expected before '%.*s'", (int)name.length,
                       text);
-  if (indexed && (index >= 0 || is_score || symbol >= 0))
+  /* One leaf's parameter may bear the name of another leaf's tensor: the bracket tells. */
+  bool number = index >= 0 || is_score || (symbol >= 0 && !is_tensor(parser, text, name.length));
+  if (indexed && number)
     return lexer_fail(lexer, name.position, "'%.*s' is a number, not a tensor", (int)name.length,
                       text);
   if (indexed)

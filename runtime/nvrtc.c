@@ -2,6 +2,7 @@
 #include "runtime/nvrtc.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -359,8 +360,7 @@ static rota_status compile_created(const Nvrtc *nvrtc, NvrtcProgram program,
                        "more than %d compile options, or an architecture of "
                        "more than 32 characters",
                        OPTIONS_MAX);
-  memcpy(architecture, "-arch=", 7);
-  strcat(architecture, request->architecture);
+  snprintf(architecture, sizeof architecture, "-arch=%s", request->architecture);
   options[0] = architecture;
   for (int i = 0; i < request->option_count; i++)
     options[i + 1] = request->options[i];

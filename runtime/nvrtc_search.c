@@ -7,6 +7,7 @@
 #include <glob.h>
 #include <limits.h>
 #include <link.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -119,12 +120,9 @@ static bool strip_elements(char *path, int levels) {
  * environment's base). */
 static void look_beside_python(NvrtcSearch *search, const char *directory, const char *program) {
   char path[PATH_MAX], base[PATH_MAX];
-  size_t length = strlen(directory) + strlen(program) + 2;
-  if (length > sizeof path || directory[0] != '/')
+  int length = snprintf(path, sizeof path, "%s/%s", directory, program);
+  if (length < 0 || (size_t)length >= sizeof path || directory[0] != '/')
     return;
-  memcpy(path, directory, strlen(directory) + 1);
-  strcat(path, "/");
-  strcat(path, program);
   if (!is_file(path))
     return;
   if (!realpath(path, base))

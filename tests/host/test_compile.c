@@ -549,6 +549,28 @@ static void real_compiles_and_starts_warm(void **state) {
   cubin_destroy(cubin);
 }
 
+/* Case D15 with the real compiler. */
+static void real_threads_compile_each_key_once(void **state) {
+  (void)state;
+  Compiler *compiler = open_compiler(NULL, workbench_path(&bench, "cache"));
+  if (nvrtc_load(compiler_nvrtc(compiler)) != ROTA_OK) {
+    compiler_destroy(compiler);
+    fprintf(stderr, "SKIPPED: no NVRTC on this machine\n%s\n", status_message());
+    skip();
+  }
+  Asker askers[THREADS];
+  ask_all(compiler, askers, 100, 1, false);
+  ask_all(compiler, askers, 7, 0, false);
+  for (int i = 0; i < THREADS; i++) {
+    assert_int_equal(askers[i].status, ROTA_OK);
+    assert_string_equal(askers[i].content.hex, askers[0].content.hex);
+  }
+  CompilerCounts counts = compiler_counts(compiler);
+  assert_int_equal(counts.compiled, THREADS + 1);
+  assert_int_equal(counts.failed, 0);
+  compiler_destroy(compiler);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_bench, close_bench)
   const struct CMUnitTest tests[] = {
@@ -568,6 +590,7 @@ int main(void) {
       TEST(a_stuck_lock_is_not_waited_for),
       TEST(dump_directory_gets_all_files),
       TEST(real_compiles_and_starts_warm),
+      TEST(real_threads_compile_each_key_once),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -218,6 +218,17 @@ static void test_symbols(void **state) {
   assert_int_equal(symbols.tensor_count, 3);
   expression_release(mask);
   expression_release(score);
+  /* A tensor may bear the name of a parameter that its own text does not see. */
+  assert_int_equal(expression_parse("cap[q] == 1", (SourcePlace){0}, EXPRESSION_MASK, &symbols,
+                                    (const ScopeEntry[]){{"w", 0}}, 1, &mask),
+                   ROTA_OK);
+  score = parse("s + cap[q] * cap", EXPRESSION_SCORE, &symbols);
+  Text text = {0};
+  expression_emit(score, &symbols, false, &text);
+  assert_string_equal(text.data, "(s + ((float)tensor_cap(at.q) * p_cap))");
+  text_free(&text);
+  expression_release(mask);
+  expression_release(score);
 }
 
 /* ---- Limits ---- */

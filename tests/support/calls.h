@@ -13,7 +13,7 @@ void must_fail_at(const char *file, int line, rota_status status, rota_status ex
                   const char *words);
 #define must_fail(call, expected, words) must_fail_at(__FILE__, __LINE__, call, expected, words)
 
-/* Without a disk cache. */
+/* Without a disk cache, unless ROTA_CACHE_DIR names one (for GPUs without NVRTC: a warm one). */
 rota_context *calls_context(void);
 rota_kernel *calls_kernel(rota_context *context, const char *script, rota_direction direction,
                           rota_device_kind device, rota_layout layout);
