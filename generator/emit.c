@@ -46,9 +46,9 @@ void emit_spec(const Spec *spec, rota_layout layout, Text *out) {
   text_append(out, "// What is computed.\n#pragma once\n#include \"templates/lib/types.cuh\"\n\n"
                    "namespace rota {\n\n");
   text_format(out, "using Element = %s;   // spec.dtype\n", element_type(spec->dtype));
-  text_format(out, "constexpr int kHeadDim = %d;   // spec.head_dim\n", spec->head_dim);
-  text_format(out, "constexpr int kHeadDimV = %d;   // spec.head_dim_v\n", spec->head_dim_v);
-  text_format(out, "constexpr int kGroup = %d;   // spec.heads / spec.kv_heads\n",
+  text_format(out, "inline constexpr int kHeadDim = %d;   // spec.head_dim\n", spec->head_dim);
+  text_format(out, "inline constexpr int kHeadDimV = %d;   // spec.head_dim_v\n", spec->head_dim_v);
+  text_format(out, "inline constexpr int kGroup = %d;   // spec.heads / spec.kv_heads\n",
               spec_group(spec));
   const struct {
     const char *name, *source;
@@ -64,15 +64,15 @@ void emit_spec(const Spec *spec, rota_layout layout, Text *out) {
       {"kScoreUsesHead", "spec.score", score.h},
   };
   for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
-    text_format(out, "constexpr bool %s = %s;   // %s\n", flags[i].name, truth(flags[i].value),
-                flags[i].source);
+    text_format(out, "inline constexpr bool %s = %s;   // %s\n", flags[i].name,
+                truth(flags[i].value), flags[i].source);
   text_append(out, "\n}  // namespace rota\n");
 }
 
 void emit_tiling(const Tiling *tiling, Text *out) {
   text_append(out, "// How large the pieces are.\n#pragma once\n\nnamespace rota {\n\n");
   for (int i = 0; i < tiling->field_count; i++) {
-    text_append(out, "constexpr int k");
+    text_append(out, "inline constexpr int k");
     append_camel(out, tiling->fields[i].name);
     text_format(out, " = %d;   // tiling.%s\n", tiling->fields[i].value, tiling->fields[i].name);
   }

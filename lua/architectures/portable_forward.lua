@@ -35,13 +35,13 @@ end
 
 -- Accumulators of S and O take tile_q / 128 * (tile_kv + padded head_dim_v) registers of a thread;
 -- 192 leave room for operands and addresses. A score function wants some for itself.
+-- TFLOP/s, bf16, full / causal, 16,384 tokens at once, hidden 2048 (PyTorch's FA2 in the same run):
+--   d 64    128 x 128, two stages 353 / 362 (290 / 288), one stage 341 / 349; 128 x 64: 10 % less
+--   d 128   128 x 64, one stage 386 / 388 (340 / 313), two stages 378 / 373; 128 x 32: 13 % less
+--   d 256   64 x 64, one stage 325 / 322 (325 / 290, at 4,096); 128 x 64 with 8 warps 316 / 304
 local function tiles(spec, dim, dim_v)
   if dim_v > 128 then return { tile_q = 64, tile_kv = 64, stages = 1 } end
-  if math.max(dim, dim_v) > 64 then
-    -- One stage: shared memory for two stages and two blocks is there, but its second barrier
-    -- costs less than the longer addressing of stages.
-    return { tile_q = 128, tile_kv = 64, stages = 1 }
-  end
+  if math.max(dim, dim_v) > 64 then return { tile_q = 128, tile_kv = 64, stages = 1 } end
   return { tile_q = 128, tile_kv = spec.has_score and 64 or 128, stages = 2 }
 end
 

@@ -17,7 +17,7 @@
 
 namespace rota {
 
-constexpr int kChunk = 8; // elements of 16 bits in 16 bytes
+inline constexpr int kChunk = 8; // elements of 16 bits in 16 bytes
 
 template <int kColumnsUsed> struct TileLayout {
   static constexpr int kColumns = kColumnsUsed;                      // real head dim

@@ -13,7 +13,7 @@
 namespace rota {
 
 // In powers of two: probabilities stay below 2^8, far from fp16's largest number.
-constexpr float kSlack = 8.0f;
+inline constexpr float kSlack = 8.0f;
 
 // What is known of a finished row.
 struct SoftmaxRow {

@@ -9,12 +9,12 @@
 
 namespace rota {
 
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-constexpr float kLowest = -3.4028234663852886e38f; // finite
-constexpr float kLog2E = 1.4426950408889634f;      // exp(x) = exp2(kLog2E x)
-constexpr float kLn2 = 0.6931471805599453f;        // log(x) = kLn2 log2(x)
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+inline constexpr float kLowest = -3.4028234663852886e38f; // finite
+inline constexpr float kLog2E = 1.4426950408889634f;      // exp(x) = exp2(kLog2E x)
+inline constexpr float kLn2 = 0.6931471805599453f;        // log(x) = kLn2 log2(x)
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 // A place in the (query, key) plane of one sequence and head; q and k count within the sequence.
 struct Position {

@@ -32,8 +32,8 @@ struct ForwardKernel {
   static constexpr int kBlocks = LayoutQ::kPadded / 16; // k blocks of Q K^T
   static constexpr int kBytesQ = kTileQ * larger(LayoutQ::kPitch, LayoutV::kPitch);
   static constexpr int kBytesK = kTileKv * LayoutQ::kPitch, kBytesV = kTileKv * LayoutV::kPitch;
+  static constexpr int kMaskUnroll = 4; // columns of fragments evaluated per round of the loop
   static_assert(kTileQ % (16 * kWarps) == 0 && kTileKv % 16 == 0, "whole fragments");
-  static constexpr int kMaskUnroll = 4;
   static_assert(kTileKv <= 128, "mask bits of a row and lane fit a word");
   static_assert(kStages == 1 || kStages == 2, "stages");
 
