@@ -54,6 +54,9 @@ local two_pass_shapes = {
   shape(32, 32, 2, 2, 2, 1, 1),
 }
 
+-- Bytes of a bit per key, in whole words.
+local function bits_of_keys(s) return (s.tile_kv + 31) // 32 * 4 end
+
 -- Sizes of a shape for head dims padded to dim and dim_v.
 local function measure(s, dim, dim_v)
   local warps = s.warps_kv * s.warps_d
@@ -62,9 +65,9 @@ local function measure(s, dim, dim_v)
   return {
     warps = warps,
     -- K and V, stages of Q and dO, two of dS, P where warps exchange it: two bytes an element;
-    -- then LSE and delta of two tiles, a bit per key, and the worker's number.
+    -- then LSE and delta of two tiles, the sequence, a bit per key, and the worker's number.
     shared = 2 * (rows * (dim + dim_v) + (s.warps_d > 1 and 3 or 2) * scores) + 16 * s.tile_q
-      + s.tile_kv // 8 + 16,
+      + 64 + bits_of_keys(s) + 16,
     -- Accumulators of a thread: dK and dV from end to end, beside them S and dP, or S, P and dQ.
     kept = s.tile_kv * (dim + dim_v) // (32 * warps),
     scores = scores // (32 * warps),
@@ -121,7 +124,7 @@ local function two_pass(spec, target)
       local fits = size.kept + 2 * size.scores <= MOST_ACCUMULATORS
       -- Q and dO, stages of K and V, a bit per key.
       local shared_q = 2 * (s.tile_q + s.stages * s.tile_kv) * (dim + dim_v)
-        + (s.tile_kv + 31) // 32 * 4
+        + bits_of_keys(s)
       local shared = math.max(size.shared, shared_q)
       if fits and divides(s, dim, dim_v, false) then
         if shared * s.blocks_per_sm <= target.shared_per_sm - 1024 * s.blocks_per_sm

@@ -5,9 +5,8 @@
 // tile, so warp w of rank r needs the sum of warps w of the ranks before it, and waits until all of
 // them have signalled, r * warps signals in all:
 //
-//   rank r - 1, warp w:   store sums ── __syncwarp ── add 1 (release)
-//                                                       │ counter >= r * warps
-//   rank r, warp w:                     load (acquire) ── __syncwarp ── load sums, add, store ...
+//   rank r - 1, warp w:   store or add to the sums -> __syncwarp -> add 1 to the counter (release)
+//   rank r, warp w:       counter >= r * warps (acquire) -> __syncwarp -> load or add to the sums
 //
 // No signal of rank r can be counted before all of rank r - 1 are: it is sent after the wait. Waits
 // are for workers with lower tickets only (the tables see to it), which run or have run: there is

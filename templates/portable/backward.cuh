@@ -10,13 +10,17 @@
 namespace rota {
 
 // A worker's number is the order in which it came to run, so that every wait is for a block that
-// has started.
+// has started. Without query tiles rota_delta has no block to reset the ticket, but nobody waits.
+ROTA_DEVICE int worker_number(const RotaArguments &arguments) {
+  if (arguments.tiles == 0)
+    return (int)blockIdx.x;
+  return take_ticket(arguments.counters + (long long)arguments.tiles * arguments.heads);
+}
+
 ROTA_DEVICE void backward(const RotaArguments &arguments) {
   const unsigned shared = shared_address(dynamic_shared());
   if (threadIdx.x == 0)
-    store_shared_word(
-        shared + kSharedWorker,
-        (unsigned)take_ticket(arguments.counters + (long long)arguments.tiles * arguments.heads));
+    store_shared_word(shared + kSharedWorker, (unsigned)worker_number(arguments));
   __syncthreads();
   const int worker = (int)load_shared_word(shared + kSharedWorker);
   for (int i = arguments.queue[worker]; i < arguments.queue[worker + 1]; i++)

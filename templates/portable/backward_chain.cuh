@@ -58,20 +58,20 @@ static_assert(kTileQ % (16 * kDqWarpsQ) == 0 && kBlocksK % kDqWarpsD == 0, "warp
 
 // Dynamic shared memory, byte offsets.
 constexpr int kQBytes = kTileQ * LayoutK::kPitch, kDoBytes = kTileQ * LayoutV::kPitch;
-constexpr int kDsBytes = kTileKv * LayoutS::kPitch;
+constexpr int kDsBytes = kTileKv * LayoutS::kPitch, kRowBytes = 2 * kTileQ * 4;
 constexpr int kSharedK = 0;
 constexpr int kSharedV = kSharedK + kTileKv * LayoutK::kPitch;
 constexpr int kSharedQ = kSharedV + kTileKv * LayoutV::kPitch; // kStages
 constexpr int kSharedDo = kSharedQ + kStages * kQBytes;        // kStages
-constexpr int kSharedDs =
-    kSharedDo + kStages * kDoBytes;                // two: dQ reads one while the next is written
-constexpr int kSharedP = kSharedDs + 2 * kDsBytes; // if kWarpsD > 1
-constexpr int kSharedRows =
-    kSharedP + (kWarpsD > 1 ? kDsBytes : 0); // two of LSE * log2 e, delta: float [2][kTileQ]
-constexpr int kSharedBadKeys = kSharedRows + 2 * 2 * kTileQ * 4; // a bit per key
+constexpr int kSharedDs = kSharedDo + kStages * kDoBytes;      // two: one is read, one is written
+constexpr int kSharedP = kSharedDs + 2 * kDsBytes;             // none if kWarpsD is 1
+constexpr int kSharedRows = kSharedP + (kWarpsD > 1 ? kDsBytes : 0); // two of {LSE log2 e, delta}
+constexpr int kSharedSequence = kSharedRows + 2 * kRowBytes;         // the chain's RotaSequence
+constexpr int kSharedBadKeys = kSharedSequence + 64;                 // a bit per key
 constexpr int kSharedWorker = kSharedBadKeys + BadKeys<LayoutK, kChainThreads>::kBytes;
 constexpr int kSharedEnd = kSharedWorker + 16;
 static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the tiles");
+static_assert(sizeof(RotaSequence) <= 64, "its place");
 
 // How dQ partials are added up.
 enum class Reduction { kNone, kOrdered, kAtomic };
@@ -106,7 +106,7 @@ ROTA_DEVICE Visit unpack_visit(const RotaVisit &visit, int kv_head) {
 // A chain and the calling thread's place in it.
 struct Chain {
   const RotaArguments &arguments;
-  RotaSequence sequence;
+  const RotaSequence &sequence; // in shared memory: registers are short
   int kv_head, first_key;
   unsigned shared;         // address of dynamic shared memory
   int thread, group, part; // warp (group, part)
@@ -164,7 +164,7 @@ ROTA_DEVICE void store_rows(const Chain &chain, int parity, const float (&row_va
     const int at = i * kChainThreads + chain.thread;
     const float x = at < kTileQ ? exponent_of_lse(row_values[i]) : row_values[i];
     if (at < 2 * kTileQ)
-      store_shared_word(chain.shared + (unsigned)(kSharedRows + (parity * 2 * kTileQ + at) * 4),
+      store_shared_word(chain.shared + (unsigned)(kSharedRows + parity * kRowBytes + 4 * at),
                         __float_as_uint(x));
   }
 }
@@ -198,7 +198,7 @@ ROTA_DEVICE void probabilities(const Chain &chain, const Visit &visit, int parit
   const int first_key = chain.first_key + chain.keys() + g;
   const float factor = score_factor(arguments);
   const unsigned rows =
-      chain.shared + (unsigned)(kSharedRows + (parity * 2 * kTileQ + chain.queries() + 2 * t) * 4);
+      chain.shared + (unsigned)(kSharedRows + parity * kRowBytes + 4 * (chain.queries() + 2 * t));
   if constexpr (kPartial) {
 #pragma unroll
     for (int i = 0; i < kMaskWords; i++)
@@ -236,9 +236,8 @@ ROTA_DEVICE void score_gradients(const Chain &chain, int parity, const float (&p
                                  const float (&dp)[kM][kN][4], unsigned (&packed)[kM][kN][2],
                                  const unsigned (&allowed)[kMaskWords]) {
   const int t = lane_index() % 4;
-  const unsigned rows =
-      chain.shared +
-      (unsigned)(kSharedRows + (parity * 2 * kTileQ + kTileQ + chain.queries() + 2 * t) * 4);
+  const unsigned rows = chain.shared + (unsigned)(kSharedRows + parity * kRowBytes +
+                                                  4 * (kTileQ + chain.queries() + 2 * t));
 #pragma unroll
   for (int n = 0; n < kN; n++) {
     float delta[2];
@@ -520,11 +519,13 @@ template <Reduction kReduction>
 ROTA_DEVICE void run_chain(const RotaArguments &arguments, const RotaItem &item, unsigned shared) {
   const RotaChain entry = arguments.chains[item.index];
   const int thread = (int)threadIdx.x, warp = thread / kWarp;
-  Chain chain = {arguments,      arguments.sequences[entry.sequence],
-                 item.head,      entry.kv_tile * kTileKv,
-                 shared,         thread,
-                 warp / kWarpsD, warp % kWarpsD,
-                 false,          0u};
+  RotaSequence &sequence = *reinterpret_cast<RotaSequence *>(dynamic_shared() + kSharedSequence);
+  if (thread == 0)
+    sequence = arguments.sequences[entry.sequence];
+  __syncthreads();
+  Chain chain = {arguments, sequence, item.head,      entry.kv_tile * kTileKv,
+                 shared,    thread,   warp / kWarpsD, warp % kWarpsD,
+                 false,     0u};
   float dk[kM][2 * kPartK][4], dv[kM][2 * kPartV][4];
   clear(dk);
   clear(dv);
