@@ -393,25 +393,65 @@ ROTA_DEVICE void stage_gradient(const Chain &chain, unsigned tile, float scale,
     }
 }
 
-// dQ partials are added in order by vector additions in the L2 cache, which nobody waits for
-// (kVectorAdd), or else by fetching the sum, which becomes the product's first addend. The last
-// rank always fetches it.
+// The dQ of a visit. In order, partials are added by vector additions in the L2 cache, which nobody
+// waits for (kVectorAdd), or else by fetching the sum, which becomes the product's first addend.
+// The last rank fetches it in any case, and writes dQ.
 template <Reduction kReduction>
-ROTA_DEVICE void begin_dq(const Chain &chain, const Visit &visit,
-                          float (&dq)[kDqM][2 * kDqPart][4]) {
+ROTA_DEVICE void add_dq(const Chain &chain, const Visit &visit, int parity) {
+  constexpr bool kOrdered = kReduction == Reduction::kOrdered;
+  float dq[kDqM][2 * kDqPart][4];
   clear(dq);
-  if (kReduction == Reduction::kOrdered && visit.rank > 0 && (!kVectorAdd || visit.last))
+  if (kOrdered && visit.rank > 0 && (!kVectorAdd || visit.last))
     for_dq_fragments(dq, dq_sums(chain, visit), [](float(&x)[4], float *at) { load_sum(x, at); });
-}
-template <Reduction kReduction>
-ROTA_DEVICE void end_dq(const Chain &chain, const Visit &visit, float (&dq)[kDqM][2 * kDqPart][4]) {
-  if (kReduction == Reduction::kOrdered && visit.last)
+  multiply_dq(chain, dq, parity);
+  if (kOrdered && visit.last)
     store_dq(chain.arguments, chain.sequence, visit.q_tile, visit.head, chain.thread, dq);
-  else if (kReduction == Reduction::kAtomic || (kVectorAdd && visit.rank > 0))
+  else if (!kOrdered || (kVectorAdd && visit.rank > 0))
     for_dq_fragments(dq, dq_sums(chain, visit), [](float(&x)[4], float *at) { add_sum(at, x); });
   else
     for_dq_fragments(dq, dq_sums(chain, visit), [](float(&x)[4], float *at) { store_sum(at, x); });
 }
+
+// The warp's part of one tile of the plane, from S^T to dS^T.
+struct TilePart {
+  float s[kM][kN][4]; // S^T, then P^T times the score's derivative
+  unsigned p[kM][kN][2], ds[kM][kN][2];
+  unsigned allowed[kMaskWords];
+
+  ROTA_DEVICE void multiply_scores(const Chain &chain, unsigned tile_q) {
+    clear(s);
+    multiply_transposed<kBlocksK>(
+        s, BlockReader<LayoutK>::along(chain.shared + kSharedK, chain.keys()),
+        BlockReader<LayoutK>::across(tile_q, chain.queries()));
+  }
+  ROTA_DEVICE void make_probabilities(const Chain &chain, const Visit &visit, int parity) {
+    if (visit.partial || chain.any_bad_keys)
+      probabilities<true>(chain, visit, parity, s, p, allowed);
+    else
+      probabilities<false>(chain, visit, parity, s, p, allowed);
+    if constexpr (kWarpsD > 1)
+      store_packed(chain, chain.shared + kSharedP, p);
+  }
+  ROTA_DEVICE void multiply_gradients(const Chain &chain, unsigned tile_do,
+                                      float (&dp)[kM][kN][4]) {
+    clear(dp);
+    multiply_transposed<kBlocksV>(
+        dp, BlockReader<LayoutV>::along(chain.shared + kSharedV, chain.keys()),
+        BlockReader<LayoutV>::across(tile_do, chain.queries()));
+  }
+  template <bool kStore>
+  ROTA_DEVICE void make_score_gradients(const Chain &chain, const Visit &visit, int parity,
+                                        const float (&dp)[kM][kN][4], unsigned tile_ds) {
+    if (visit.partial || chain.any_bad_keys)
+      score_gradients<true>(chain, parity, s, dp, ds, allowed);
+    else
+      score_gradients<false>(chain, parity, s, dp, ds, allowed);
+    if constexpr (kStore || kWarpsD > 1)
+      store_packed(chain, tile_ds, ds);
+    if constexpr (kWarpsD > 1)
+      barrier_wait(1 + chain.group, kWarpsD * kWarp);
+  }
+};
 
 // All visits of a chain.
 //
@@ -424,7 +464,6 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
   constexpr bool kOrdered = kReduction == Reduction::kOrdered;
   const int visits = entry.visit_end - entry.visit_begin;
   const bool early = chain.thread / kWarp % 8 < 4;
-  const unsigned shared = chain.shared, tile_p = shared + kSharedP;
   float row_values[kRowFloats];
   Visit visit = {}, previous = {};
   Visit next = unpack_visit(chain.arguments.visits[entry.visit_begin], chain.kv_head);
@@ -434,12 +473,11 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
   // Turn i does visit i and the dQ of visit i - 1; there is one turn more than visits.
   for (int i = 0; i <= visits; i++) {
     const int stage = kStages == 2 ? i & 1 : 0, parity = i & 1;
-    const unsigned tile_q = shared + kSharedQ + (unsigned)(stage * kQBytes);
-    const unsigned tile_do = shared + kSharedDo + (unsigned)(stage * kDoBytes);
-    const unsigned tile_ds = shared + kSharedDs + (unsigned)(parity * kDsBytes);
+    const unsigned tile_q = chain.shared + kSharedQ + (unsigned)(stage * kQBytes);
+    const unsigned tile_do = chain.shared + kSharedDo + (unsigned)(stage * kDoBytes);
+    const unsigned tile_ds = chain.shared + kSharedDs + (unsigned)(parity * kDsBytes);
     const bool more = i < visits, reduce = kReduction != Reduction::kNone && i > 0;
-    float s[kM][kN][4];
-    unsigned p[kM][kN][2], allowed[kMaskWords];
+    TilePart part;
 
     previous = visit;
     visit = next;
@@ -459,28 +497,14 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
     }
     if (waits && early)
       wait_for_signals(dq_counter(chain, previous), previous.rank * kChainWarps);
-    const bool partial = visit.partial || chain.any_bad_keys;
-    if (more) {
-      clear(s);
-      multiply_transposed<kBlocksK>(s, BlockReader<LayoutK>::along(shared + kSharedK, chain.keys()),
-                                    BlockReader<LayoutK>::across(tile_q, chain.queries()));
-    }
+    if (more)
+      part.multiply_scores(chain, tile_q);
     if (waits && !early)
       wait_for_signals(dq_counter(chain, previous), previous.rank * kChainWarps);
-    if (more) {
-      if (partial)
-        probabilities<true>(chain, visit, parity, s, p, allowed);
-      else
-        probabilities<false>(chain, visit, parity, s, p, allowed);
-      if constexpr (kWarpsD > 1)
-        store_packed(chain, tile_p, p);
-    }
-    if (reduce) {
-      float dq[kDqM][2 * kDqPart][4];
-      begin_dq<kReduction>(chain, previous, dq);
-      multiply_dq(chain, dq, 1 - parity);
-      end_dq<kReduction>(chain, previous, dq);
-    }
+    if (more)
+      part.make_probabilities(chain, visit, parity);
+    if (reduce)
+      add_dq<kReduction>(chain, previous, 1 - parity);
     if (!more) {
       if (signals)
         signal(dq_counter(chain, previous));
@@ -488,25 +512,15 @@ ROTA_DEVICE void run_visits(Chain &chain, const RotaChain &entry, float (&dk)[kM
     }
 
     float dp[kM][kN][4];
-    clear(dp);
-    multiply_transposed<kBlocksV>(dp, BlockReader<LayoutV>::along(shared + kSharedV, chain.keys()),
-                                  BlockReader<LayoutV>::across(tile_do, chain.queries()));
+    part.multiply_gradients(chain, tile_do, dp);
     // By now what was stored is nearly there: the fence of the signal costs less.
     if (signals && early)
       signal(dq_counter(chain, previous));
-    unsigned ds[kM][kN][2];
-    if (partial)
-      score_gradients<true>(chain, parity, s, dp, ds, allowed);
-    else
-      score_gradients<false>(chain, parity, s, dp, ds, allowed);
-    if (kWarpsD > 1 || kReduction != Reduction::kNone)
-      store_packed(chain, tile_ds, ds);
-    if constexpr (kWarpsD > 1)
-      barrier_wait(1 + chain.group, kWarpsD * kWarp);
-    accumulate<LayoutV, kPartV>(chain, dv, p, tile_p, tile_do);
+    part.make_score_gradients<kReduction != Reduction::kNone>(chain, visit, parity, dp, tile_ds);
+    accumulate<LayoutV, kPartV>(chain, dv, part.p, chain.shared + kSharedP, tile_do);
     if (signals && !early)
       signal(dq_counter(chain, previous));
-    accumulate<LayoutK, kPartK>(chain, dk, ds, tile_ds, tile_q);
+    accumulate<LayoutK, kPartK>(chain, dk, part.ds, tile_ds, tile_q);
     if constexpr (kStages == 1) {
       __syncthreads();
       if (i + 1 < visits)
