@@ -37,9 +37,34 @@ static SequenceKey *order_sequences(const ItemsRequest *request) {
   return keys;
 }
 
-/* Items of one (sequence, kv head) pair, heads slowest; returns how many. */
-static int64_t add_pair(const ItemsRequest *request, int32_t sequence, int kv_head,
-                        RotaItem *items) {
+/* What a wave is sorted by, stable: the smallest key first. */
+typedef struct Sorter {
+  int64_t *begin; /* [largest key + 2] */
+  int32_t *keys;  /* of the wave's items */
+  RotaItem *copy;
+  int64_t capacity;
+} Sorter;
+
+static rota_status reserve(Sorter *sorter, int64_t count) {
+  if (count <= sorter->capacity)
+    return ROTA_OK;
+  int64_t capacity = count > 2 * sorter->capacity ? count : 2 * sorter->capacity;
+  int32_t *keys = memory_resize(sorter->keys, (size_t)capacity, sizeof(int32_t));
+  if (keys)
+    sorter->keys = keys;
+  RotaItem *copy = memory_resize(sorter->copy, (size_t)capacity, sizeof(RotaItem));
+  if (copy)
+    sorter->copy = copy;
+  if (!keys || !copy)
+    return ROTA_OUT_OF_MEMORY;
+  sorter->capacity = capacity;
+  return ROTA_OK;
+}
+
+/* Items of one (sequence, kv head) pair, heads slowest, with their keys; returns how many. Key:
+ * place in the start order where there is one, else most work first. */
+static int64_t add_pair(const ItemsRequest *request, int32_t sequence, int kv_head, int32_t longest,
+                        RotaItem *items, int32_t *keys) {
   int64_t count = 0;
   int32_t tiles = request->tiles[sequence];
   for (int g = 0; g < request->heads_per_pair; g++) {
@@ -47,75 +72,65 @@ static int64_t add_pair(const ItemsRequest *request, int32_t sequence, int kv_he
     int32_t base = request->first[sequence] + (request->per_head ? head * tiles : 0);
     for (int32_t i = 0; i < tiles; i++) {
       int32_t tile = request->start ? request->start[base + i] : i;
+      keys[count] = request->start ? i : longest - request->work[base + tile];
       items[count++] = (RotaItem){base + tile, head};
     }
   }
   return count;
 }
 
-/* Scratch of the sort: a count per amount of work, and a copy of the wave. */
-typedef struct Sorter {
-  int64_t *begin; /* [longest + 2] */
-  RotaItem *copy;
-  int64_t capacity;
-} Sorter;
-
-/* Stable counting sort, most work first. `longest` bounds the wave's work. */
-static rota_status sort_wave(Sorter *sorter, const int32_t *work, int32_t longest, RotaItem *items,
-                             int64_t count) {
-  if (count > sorter->capacity) {
-    RotaItem *copy = memory_resize(sorter->copy, (size_t)count, sizeof(RotaItem));
-    if (!copy)
-      return ROTA_OUT_OF_MEMORY;
-    sorter->copy = copy;
-    sorter->capacity = count;
-  }
-  for (int32_t w = 0; w <= longest + 1; w++)
-    sorter->begin[w] = 0;
+/* Stable counting sort by sorter->keys, which are at most `largest`. */
+static void sort_wave(Sorter *sorter, int32_t largest, RotaItem *items, int64_t count) {
+  for (int32_t key = 0; key <= largest + 1; key++)
+    sorter->begin[key] = 0;
   for (int64_t i = 0; i < count; i++) {
     sorter->copy[i] = items[i];
-    sorter->begin[longest - work[items[i].index] + 1]++;
+    sorter->begin[sorter->keys[i] + 1]++;
   }
-  for (int32_t w = 1; w <= longest; w++)
-    sorter->begin[w] += sorter->begin[w - 1];
+  for (int32_t key = 1; key <= largest; key++)
+    sorter->begin[key] += sorter->begin[key - 1];
   for (int64_t i = 0; i < count; i++)
-    items[sorter->begin[longest - work[sorter->copy[i].index]]++] = sorter->copy[i];
-  return ROTA_OK;
+    items[sorter->begin[sorter->keys[i]]++] = sorter->copy[i];
 }
 
-static rota_status order_waves(const ItemsRequest *request, const SequenceKey *keys, Sorter *sorter,
-                               RotaItem *items) {
+static rota_status order_waves(const ItemsRequest *request, const SequenceKey *keys,
+                               int32_t largest, Sorter *sorter, RotaItem *items) {
   int64_t begin = 0, end = 0, bytes = 0; /* of the wave so far */
   int32_t longest = 0;                   /* of its first sequence, so of the wave */
   for (int32_t i = 0; i < request->batch; i++) {
     int32_t sequence = keys[i].sequence;
+    int64_t pair = (int64_t)request->tiles[sequence] * request->heads_per_pair;
     for (int kv_head = 0; kv_head < request->kv_heads; kv_head++) {
       if (end > begin && bytes + request->bytes[sequence] > WAVE_BYTES) {
-        if (!request->start)
-          ROTA_TRY(sort_wave(sorter, request->work, longest, items + begin, end - begin));
+        sort_wave(sorter, largest, items + begin, end - begin);
         begin = end;
         bytes = 0;
       }
       if (end == begin)
         longest = keys[i].longest;
-      end += add_pair(request, sequence, kv_head, items + end);
+      ROTA_TRY(reserve(sorter, end - begin + pair));
+      end += add_pair(request, sequence, kv_head, longest, items + end, sorter->keys + end - begin);
       bytes += request->bytes[sequence];
     }
   }
-  if (request->start)
-    return ROTA_OK;
-  return sort_wave(sorter, request->work, longest, items + begin, end - begin);
+  sort_wave(sorter, largest, items + begin, end - begin);
+  return ROTA_OK;
 }
 
 rota_status items_order(const ItemsRequest *request, RotaItem *items) {
   SequenceKey *keys = order_sequences(request);
   if (!keys)
     return ROTA_OUT_OF_MEMORY;
-  size_t longest = request->batch > 0 ? (size_t)keys[0].longest : 0;
-  Sorter sorter = {.begin = memory_allocate(longest + 2, sizeof(int64_t))};
+  /* The largest sort key: an amount of work, or a place in the start order. */
+  int32_t largest = request->batch > 0 ? keys[0].longest : 0;
+  for (int32_t s = 0; s < request->batch; s++)
+    if (request->tiles[s] > largest)
+      largest = request->tiles[s];
+  Sorter sorter = {.begin = memory_allocate((size_t)largest + 2, sizeof(int64_t))};
   rota_status status =
-      sorter.begin ? order_waves(request, keys, &sorter, items) : ROTA_OUT_OF_MEMORY;
+      sorter.begin ? order_waves(request, keys, largest, &sorter, items) : ROTA_OUT_OF_MEMORY;
   free(sorter.begin);
+  free(sorter.keys);
   free(sorter.copy);
   free(keys);
   return status;

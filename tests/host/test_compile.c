@@ -417,7 +417,7 @@ static void a_forked_child_compiles_for_itself(void **state) {
   Compiler *compiler = open_compiler(fake, "");
   Asker asker = {.compiler = compiler, .program = 5};
   assert_int_equal(pthread_create(&asker.thread, NULL, ask, &asker), 0);
-  while (compiles() == 0)
+  for (int wait = 0; compiles() == 0 && wait < 10000; wait++)
     workbench_sleep_ms(5);
   pid_t child = fork();
   if (child == 0) {
@@ -499,8 +499,10 @@ static void dump_directory_gets_all_files(void **state) {
 
 /* ---- The real one --------------------------------------------------------------------------- */
 
+/* With a table that makes the cubin as large as a backward kernel's. */
 static Program *real_program(void) {
   return workbench_program("// square | test\n#include \"templates/lib/part.cuh\"\n"
+                           "extern \"C\" __device__ int table[25000] = {1, 2, 3};\n"
                            "extern \"C\" __global__ void f(float *out) {\n"
                            "  __shared__ float part[1000];\n"
                            "  part[threadIdx.x] = square(out[threadIdx.x]);\n  __syncthreads();\n"
@@ -538,6 +540,7 @@ static void real_compiles_and_starts_warm(void **state) {
   Cubin *cubin = compile_with(compiler, real_program(), "sm_90");
   assert_false(cubin->hit);
   assert_memory_equal(cubin->data, "\177ELF", 4);
+  assert_true(cubin->bytes > 100000);
   assert_true(cubin->registers > 0 && cubin->registers < 64);
   assert_int_equal(cubin->shared_bytes, 4000);
   assert_int_equal(cubin->spill_bytes, 0);

@@ -219,8 +219,8 @@ static void test_rows_longest_first_while_they_share_the_cache(void **state) {
   plan_case_free(&at);
 }
 
-/* Ordered: per (sequence, kv head) in start order and side by side. Otherwise the longest chain
- * first. */
+/* Ordered: (sequence, kv head) pairs of a wave take turns, each in its start order. Otherwise the
+ * longest chain first. */
 static void test_chains_in_start_order_where_they_wait(void **state) {
   (void)state;
   PlanCase at;
@@ -233,9 +233,9 @@ static void test_chains_in_start_order_where_they_wait(void **state) {
   const RotaItem *items = plan_section(ordered, ordered->chain_items);
   const int *queue = plan_section(ordered, ordered->queue);
   for (int i = 0; i < 2 * 2 * 4; i++) {
-    assert_int_equal(chains[items[i].index].sequence, i / 8);
-    assert_int_equal(items[i].head, i / 4 % 2);
-    assert_int_equal(chains[items[i].index].kv_tile, 3 - i % 4);
+    assert_int_equal(chains[items[i].index].sequence, i % 4 / 2);
+    assert_int_equal(items[i].head, i % 2);
+    assert_int_equal(chains[items[i].index].kv_tile, 3 - i / 4);
     assert_int_equal(queue[i], i);
   }
   assert_int_equal(queue[16], 16);
