@@ -153,6 +153,8 @@ static rota_status set_heads(const Spec *spec, const rota_plan_request *request,
 /* Sizes first, then the image, then the tables in place: nothing is copied twice. */
 static rota_status write_tables(const Spec *spec, const Planes *planes, Plan *plan) {
   int token = (spec->head_dim + spec->head_dim_v) * dtype_size(spec->dtype);
+  /* Chains that add to dQ share its fp32 sums besides. */
+  int sums = plan_is_ordered(plan) ? spec->head_dim * (int)sizeof(float) : 0;
   TablesRequest request = {.lengths = plan->lengths,
                            .planes = planes,
                            .heads = plan->heads,
@@ -161,7 +163,7 @@ static rota_status write_tables(const Spec *spec, const Planes *planes, Plan *pl
                            .tile_kv = plan->tiling.tile_kv,
                            .backward = plan->direction == ROTA_BACKWARD,
                            .in_start_order = plan_is_ordered(plan),
-                           .q_bytes = token,
+                           .q_bytes = token + sums,
                            .kv_bytes = token};
   TableCounts counts;
   ROTA_TRY(tables_count(&request, &counts));

@@ -2,7 +2,7 @@
  * 1, ... An assignment, so it may look at the whole batch; it never changes bits.
  *
  * Blocks start about in order, so neighbours run together. Items are laid out in waves of
- * (sequence, kv head) pairs whose K and V (or, for chains, Q and dO) fit the L2 together; pairs
+ * (sequence, kv head) pairs whose K and V (or, for chains, Q, dO and dQ) fit the L2 together; pairs
  * follow one another, sequences with the longest item first. Within a wave, longest item first: the
  * short ones fill the gaps at the end. Items with a start order take turns by their place in it:
  * chains of different heads do not wait for each other, so the pipeline of waits is short. */

@@ -12,7 +12,7 @@ typedef struct TablesRequest {
   int heads, kv_heads, tile_q, tile_kv;
   bool backward;             /* chains, visits and queue too */
   bool in_start_order;       /* chains wait for one another: keep the patterns' start order */
-  int64_t q_bytes, kv_bytes; /* of one token and head: Q and dO, K and V */
+  int64_t q_bytes, kv_bytes; /* of one token and head: Q, dO and sums of dQ; K and V */
 } TablesRequest;
 
 /* Entries of each table; q_tiles: query tiles of all sequences. */
