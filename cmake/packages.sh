@@ -2,7 +2,7 @@
 # Installs the Debian packages that the build needs and that are missing. Says what it does; does nothing if all are there.
 set -eu
 wanted="gcc g++ make cmake pkg-config binutils liblua5.4-dev libxxhash-dev libjansson-dev libcmocka-dev clang
-        clang-format clang-tidy libclang-rt-14-dev python3"
+        clang-format clang-tidy libclang-rt-14-dev locales python3"
 missing=""
 for package in $wanted; do
   dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"

@@ -46,7 +46,7 @@ check "bad lengths are a usage error" status 64 "$rota" plan -e "$model" --seqle
 check "an unknown architecture fails" status 1 "$rota" emit -e "$model" --arch sm_12345
 check "an unknown parameter fails" status 1 "$rota" plan -e "$model" --set nothing=3
 
-# Source: same bytes in ten processes, under other locales and another directory.
+# Source: same bytes in several processes, under other locales and another directory.
 "$rota" emit -e "$model" >"$scratch/first.cu"
 check "emit writes source" grep -q 'extern "C" __global__' "$scratch/first.cu"
 for locale in C C.UTF-8 de_DE.UTF-8 tr_TR.UTF-8; do
@@ -97,6 +97,14 @@ if "$rota" doctor | grep -q '^ok   nvrtc'; then
   check "... and says so" out_has '"cache_hit": true'
 else
   echo "SKIPPED: compile (no NVRTC here)"
+fi
+if command -v nvcc >/dev/null; then
+  for direction in forward backward; do
+    check "nvcc compiles the emitted file alone ($direction)" status 0 nvcc -arch=sm_80 -std=c++17 -cubin \
+      -o "$scratch/$direction.cubin" "$scratch/$direction.C.cu"
+  done
+else
+  echo "SKIPPED: nvcc (not installed)"
 fi
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

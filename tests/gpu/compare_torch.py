@@ -93,10 +93,11 @@ def run_case(models, name, script, predicate, dims, lengths, heads, dtype, algor
     q, k, v, d_o = make(n_q, h, d), make(n_k, h_kv, d), make(n_k, h_kv, dv), make(n_q, h, dv)
     ids = torch.sort(torch.randint(0, 5, (batch, max(n_q, n_k)), device="cuda"), 1).values.int()
     iq, ik = torch.arange(n_q, device="cuda")[:, None], torch.arange(n_k, device="cuda")[None]
-    aligned = (iq + n_k - n_q).clamp(min=0)
+    # The shorter of queries and keys is aligned with the end.
+    place_q, place_k = iq + max(n_k - n_q, 0), ik + max(n_q - n_k, 0)
     allowed = torch.stack(
         [
-            predicate(iq, ik, n_q, n_k, ids[b][aligned], ids[b][ik]).expand(n_q, n_k)
+            predicate(iq, ik, n_q, n_k, ids[b][place_q], ids[b][place_k]).expand(n_q, n_k)
             for b in range(batch)
         ]
     )[:, None]
