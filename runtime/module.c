@@ -111,14 +111,19 @@ Module *module_retain(Module *module) {
   return module;
 }
 
+static void unload(const Module *module) {
+  int mode = 0;
+  if (device_enter_setup(module->device, "a module", &mode) != ROTA_OK)
+    return;
+  module->device->driver->module_unload(module->handle);
+  device_leave_setup(module->device, mode);
+}
+
 void module_release(Module *module) {
   if (!module || __atomic_sub_fetch(&module->references, 1, __ATOMIC_ACQ_REL) > 0)
     return;
-  int mode;
-  if (module->handle && device_enter_setup(module->device, "a module", &mode) == ROTA_OK) {
-    module->device->driver->module_unload(module->handle);
-    device_leave_setup(module->device, mode);
-  }
+  if (module->handle)
+    unload(module);
   device_release(module->device);
   free(module);
 }
