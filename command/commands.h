@@ -7,6 +7,7 @@
   X(emit, "print the generated CUDA source as one self-contained file")                            \
   X(compile, "compile the kernels: registers, spills, shared memory, size, time, cache")           \
   X(plan, "tile map and schedule of one shape, as figures or a picture")                           \
+  X(io, "elements moved between fast and slow memory, by algorithm, beside the lower bound")       \
   X(run, "run attention on a file's tensors or on random ones, check and time it")                 \
   X(export, "write compiled kernels to files that load where no NVRTC is")                         \
   X(cache, "list, verify or clear the cache of compiled kernels")                                  \

@@ -128,11 +128,12 @@ rota_status io_attention_bounds(const IoProblem *problem, IoBounds *bounds) {
     io_plane_free(&plane);
   }
   double z = n * d, pairs = (double)bounds->pairs;
-  bounds->large = (z * z + (paper ? n * d * d * d : 0)) / m;
-  bounds->small = (z * sqrt(pairs) + (paper ? n * d * d : 0)) / sqrt(m);
-  bounds->lower_bound = bounds->large < bounds->small ? bounds->large : bounds->small;
-  double root = bounds->small > 0 ? bounds->large * sqrt(m) / bounds->small : 0;
-  bounds->crossing_m = root * root;
+  double large = z * z + (paper ? n * d * d * d : 0);
+  double small = z * sqrt(pairs) + (paper ? n * d * d : 0);
+  bounds->large = large / m;
+  bounds->small = small / sqrt(m);
+  bounds->lower_bound = fmin(bounds->large, bounds->small);
+  bounds->crossing_m = small > 0 ? large / small * (large / small) : 0;
   for (int i = 0; i < IO_TENSORS; i++)
     bounds->compulsory += io_tensor_elements(problem, (IoTensor)i, 'i') +
                           io_tensor_elements(problem, (IoTensor)i, 'o');

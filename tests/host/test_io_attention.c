@@ -306,11 +306,11 @@ static void check_bounds(IoProblem problem) {
 
 static void test_counts_lie_between_bounds(void **state) {
   (void)state;
-  static const int64_t lengths[] = {1, 7, 100, 1000, 4096, 20001, 131072};
-  static const int64_t dims[] = {1, 3, 16, 64, 128, 256, 512};
+  static const int64_t lengths[] = {1, 7, 100, 1000, 9001};
+  static const int64_t dims[] = {1, 3, 16, 128, 512};
   for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
     for (size_t j = 0; j < sizeof dims / sizeof dims[0]; j++)
-      for (int64_t m = 3; m < 40000000; m = m * 5 / 2)
+      for (int64_t m = 3; m < 40000000; m = m * 7 / 2)
         for (int variant = 0; variant < 4; variant++)
           check_bounds((IoProblem){.n = lengths[i],
                                    .d = dims[j],
