@@ -63,8 +63,10 @@ static void parse_lengths(struct argp_state *state, const char *text, Options *o
 
 static void parse_value(struct argp_state *state, char *text, Options *options) {
   char *equals = strchr(text, '='), *end = NULL;
-  if (!equals || equals == text)
+  if (!equals || equals == text) {
     argp_error(state, "--set: '%s' is not NAME=VALUE", text);
+    return; /* argp_error has left the program; a compiler cannot know */
+  }
   if (options->value_count == VALUES_MAX)
     argp_error(state, "--set: more than %d values", VALUES_MAX);
   double value = strtod(equals + 1, &end);

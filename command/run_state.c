@@ -3,7 +3,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "generator/clock.h"
 
 static void describe_tensors(RunState *run) {
   const Spec *spec = &run->model.spec;
@@ -153,19 +154,13 @@ void run_close(RunState *run) {
   model_close(&run->model);
 }
 
-static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static rota_status run_pass(RunState *run, int pass, double *seconds) {
   ROTA_TRY(buffers_synchronize(&run->buffers));
-  double start = now();
+  double start = clock_seconds();
   ROTA_TRY(rota_run(run->plans[pass], &run->arguments, run->workspaces[pass],
                     rota_plan_workspace_size(run->plans[pass]), NULL));
   ROTA_TRY(buffers_synchronize(&run->buffers));
-  *seconds = now() - start;
+  *seconds = clock_seconds() - start;
   return ROTA_OK;
 }
 

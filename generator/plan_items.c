@@ -1,6 +1,7 @@
 /* Level 1. The order of a launch's blocks. */
 #include "generator/plan_items.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 /* Bytes of a wave's common reads: with what streams past, within the L2 of every target (40 MB and
@@ -72,6 +73,7 @@ static int64_t add_pair(const ItemsRequest *request, int32_t sequence, int kv_he
     int32_t base = request->first[sequence] + (request->per_head ? head * tiles : 0);
     for (int32_t i = 0; i < tiles; i++) {
       int32_t tile = request->start ? request->start[base + i] : i;
+      assert(keys); /* reserved for each item */
       keys[count] = request->start ? i : longest - request->work[base + tile];
       items[count++] = (RotaItem){base + tile, head};
     }

@@ -3,15 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "generator/clock.h"
 #include "generator/program.h"
-
-double kernel_clock(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static rota_status check_request(const rota_kernel_request *request) {
   if (request->direction != ROTA_FORWARD && request->direction != ROTA_BACKWARD)
@@ -123,14 +117,14 @@ static rota_status compile_and_load(rota_kernel *kernel, const Program *program,
 
 /* Everything after the choice. */
 static rota_status build(rota_kernel *kernel, Device *device) {
-  double begin = kernel_clock();
+  double begin = clock_seconds();
   Program *program = NULL;
   rota_status status = build_source(kernel, &program);
   if (status == ROTA_OK && kernel->device == ROTA_DEVICE_CUDA)
     status = compile_and_load(kernel, program, device);
   program_destroy(program);
   double compile = kernel->cubin ? kernel->cubin->seconds : 0;
-  kernel->load_seconds = kernel_clock() - begin - compile;
+  kernel->load_seconds = clock_seconds() - begin - compile;
   return status;
 }
 
@@ -178,14 +172,6 @@ void kernel_release(rota_kernel *kernel) {
   free(kernel);
 }
 
-static int most_dynamic_shared(const Tiling *tiling) {
-  int most = 0;
-  for (int i = 0; i < tiling->launch_count; i++)
-    if (tiling->launches[i].shared_bytes > most)
-      most = tiling->launches[i].shared_bytes;
-  return most;
-}
-
 void kernel_info(const rota_kernel *kernel, rota_kernel_info *info) {
   const Cubin *cubin = kernel->cubin;
   const Module *module = kernel->module;
@@ -200,7 +186,7 @@ void kernel_info(const rota_kernel *kernel, rota_kernel_info *info) {
     info->cubin_bytes = cubin->bytes;
     info->registers = cubin->registers;
     info->spill_bytes = cubin->spill_bytes;
-    info->shared_bytes = cubin->shared_bytes + most_dynamic_shared(&kernel->tiling);
+    info->shared_bytes = cubin->shared_bytes + tiling_shared_bytes(&kernel->tiling);
     info->compile_log = cubin->log ? cubin->log : "";
   }
   if (module) { /* the driver knows best */

@@ -52,7 +52,6 @@ rota_status kernel_prepare(rota_context *context, const Spec *spec,
 rota_status kernel_load(rota_kernel *kernel, Device *device);
 rota_kernel *kernel_retain(rota_kernel *kernel);
 void kernel_release(rota_kernel *kernel); /* NULL is fine */
-double kernel_clock(void);                /* seconds, monotonic */
 void kernel_info(const rota_kernel *kernel, rota_kernel_info *info);
 
 /* One file with all that planning and running need (export.c). */

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "generator/clock.h"
+
 /* What decides the bits, besides the inputs: code, patterns, and the numbers that a kernel is
  * handed. */
 static Digest digest_plan(const rota_plan *plan) {
@@ -88,7 +90,7 @@ static rota_status begin(rota_kernel *kernel, rota_plan **result) {
 static rota_status end(rota_status status, double started, rota_plan **plan) {
   if (status == ROTA_OK)
     status = finish(*plan);
-  (*plan)->seconds = kernel_clock() - started;
+  (*plan)->seconds = clock_seconds() - started;
   if (status == ROTA_OK)
     return ROTA_OK;
   prepared_destroy(*plan);
@@ -98,7 +100,7 @@ static rota_status end(rota_status status, double started, rota_plan **plan) {
 
 rota_status prepared_create(rota_kernel *kernel, const rota_plan_request *request,
                             rota_plan **plan) {
-  double started = kernel_clock();
+  double started = clock_seconds();
   ROTA_TRY(begin(kernel, plan));
   rota_status status = plan_build(&kernel->spec, kernel->direction, &kernel->tiling, &kernel->rule,
                                   request, &(*plan)->plan);
@@ -106,7 +108,7 @@ rota_status prepared_create(rota_kernel *kernel, const rota_plan_request *reques
 }
 
 rota_status prepared_load(rota_kernel *kernel, const char *path, rota_plan **plan) {
-  double started = kernel_clock();
+  double started = clock_seconds();
   ROTA_TRY(begin(kernel, plan));
   rota_status status = plan_load(path, &kernel->program, &(*plan)->plan);
   /* The file tells tiling, scale and workspace; a kernel runs only what fits its own. */
