@@ -407,9 +407,8 @@ static int perform(lua_State *lua) {
   return 0;
 }
 
-/* Calls a function of lua/main.lua. The result is the caller's (value_free), also on failure. */
-static rota_status call_lua(Script *script, const char *function, const Value *argument,
-                            rota_status status, Value *result) {
+rota_status script_call(Script *script, const char *function, const Value *argument,
+                        rota_status status, Value *result) {
   Call call = {function, argument, result, ROTA_OK};
   ROTA_TRY(run(script, perform, &call, status));
   return call.status;
@@ -491,7 +490,7 @@ void script_destroy(Script *script) {
 static rota_status make_spec(Script *script, const char *function, const Value *argument,
                              Spec *spec) {
   Value model = {0};
-  rota_status status = call_lua(script, function, argument, ROTA_SCRIPT, &model);
+  rota_status status = script_call(script, function, argument, ROTA_SCRIPT, &model);
   *spec = (Spec){0};
   if (status == ROTA_OK)
     status = spec_from_value(&model, spec);
@@ -523,7 +522,7 @@ rota_status script_target(Script *script, const char *name, Target *target) {
   Value argument = {0}, result = {0};
   rota_status status = value_set_string(&argument, "name", name);
   if (status == ROTA_OK)
-    status = call_lua(script, "target", &argument, ROTA_INTERNAL, &result);
+    status = script_call(script, "target", &argument, ROTA_INTERNAL, &result);
   if (status == ROTA_OK)
     status = target_from_value(&result, target);
   value_free(&argument);
@@ -536,7 +535,7 @@ rota_status script_tiling(Script *script, const Spec *spec, rota_direction direc
   Value request = {0}, result = {0};
   rota_status status = tiling_request_to_value(spec, direction, layout, target, &request);
   if (status == ROTA_OK)
-    status = call_lua(script, "tiling", &request, ROTA_INTERNAL, &result);
+    status = script_call(script, "tiling", &request, ROTA_INTERNAL, &result);
   if (status == ROTA_OK)
     status = tiling_from_value(&result, tiling);
   value_free(&request);
@@ -551,7 +550,7 @@ rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tili
   if (status == ROTA_OK)
     status = value_set_string(&request, "algorithm", tiling->algorithm);
   if (status == ROTA_OK)
-    status = call_lua(script, "schedule", &request, ROTA_SCHEDULE, &result);
+    status = script_call(script, "schedule", &request, ROTA_SCHEDULE, &result);
   if (status == ROTA_OK)
     status = rule_from_value(&result, rule);
   value_free(&request);
@@ -564,7 +563,7 @@ static rota_status fill_names(Script *script, const char *table, NameList *list)
   Value argument = {0};
   rota_status status = value_set_string(&argument, "table", table);
   if (status == ROTA_OK)
-    status = call_lua(script, "names", &argument, ROTA_INTERNAL, &list->names);
+    status = script_call(script, "names", &argument, ROTA_INTERNAL, &list->names);
   value_free(&argument);
   ROTA_TRY(status);
   if (list->names.kind != KIND_TABLE)

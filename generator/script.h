@@ -4,6 +4,7 @@
 #ifndef ROTA_GENERATOR_SCRIPT_H
 #define ROTA_GENERATOR_SCRIPT_H
 
+#include "generator/costs.h"
 #include "generator/schedule.h"
 #include "generator/spec.h"
 #include "generator/store.h"
@@ -33,6 +34,17 @@ rota_status script_tiling(Script *script, const Spec *spec, rota_direction direc
  */
 rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tiling,
                             ScheduleRule *rule);
+
+/* What the DAG model charges on `target` for the spec's tiling: lua/costs.lua. `device` NULL, or
+ * the text of a cost file that `rota calibrate` wrote; `name` stands for it in messages. FILE names
+ * a mistake in it. In script_costs.c. */
+rota_status script_costs(Script *script, const Spec *spec, const Tiling *tiling, const char *device,
+                         const char *name, Costs *costs);
+
+/* Calls a function of lua/main.lua. The result is the caller's (value_free), also on failure;
+ * `status` is what an error in Lua becomes. */
+rota_status script_call(Script *script, const char *function, const Value *argument,
+                        rota_status status, Value *result);
 
 /* Names in a vocabulary table ("masks", "scores", "schedules"), sorted, NULL at the end; owned by
  * the script. For tests and help. "mask_examples", "mask_abouts", "schedule_sources" and the like:

@@ -8,6 +8,7 @@ local schedules = import "lua/schedules.lua"
 local model = import "lua/model.lua"
 local sandbox = import "lua/sandbox.lua"
 local policy = import "lua/policy.lua"
+local costs = import "lua/costs.lua"
 
 local main = {}
 
@@ -41,6 +42,7 @@ end
 function main.target(request) return policy.target(request.name) end
 function main.tiling(request) return policy.tiling(request) end
 function main.schedule(request) return policy.schedule(request) end
+function main.costs(request) return costs.of(request) end
 
 -- Names of a vocabulary table, sorted; or what belongs to each name, in the same order.
 function main.names(request)
