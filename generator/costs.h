@@ -20,8 +20,9 @@ typedef struct Costs {
 #define X(name, letter, meaning) int64_t name; /* ticks */
   COSTS_LIST(X)
 #undef X
-  /* Finished partials that may wait for their turn while the worker computes on. 0: the worker
-   * adds them itself before its next visit, as in the paper's model. */
+  /* Finished partials that may wait for their turn while the worker computes on; their turns keep
+   * the order of the visits. 0: the worker adds each itself before its next visit, as in the
+   * paper's model. */
   int32_t staging;
   char unit[16]; /* "us", "c" */
 } Costs;

@@ -24,7 +24,7 @@ typedef struct Lane {
   int64_t item, items_end; /* in problem.items */
   int64_t visit;           /* within the item's chain; 0: not started */
   int64_t now;             /* computing is free from here on */
-  int64_t last;            /* end of its last reduction */
+  int64_t turn, last;      /* its last reduction: begin, end */
   int64_t ring[COSTS_STAGING_MAX];
   int32_t step; /* visits so far */
 } Lane;
@@ -101,13 +101,14 @@ static DagSpan time_visit(const Machine *machine, Lane *lane, int32_t worker, co
   int64_t *buffer = costs->staging ? &lane->ring[lane->step % costs->staging] : NULL;
   if (buffer && *buffer > span.computed)
     span.computed = *buffer;
-  span.turn = span.computed;
+  span.turn = span.computed > lane->turn ? span.computed : lane->turn;
   if (before) {
     int64_t free = before->end + (before->worker == worker ? 0 : costs->handoff);
     if (free > span.turn)
       span.turn = free;
   }
   span.end = span.turn + costs->reduce;
+  lane->turn = span.turn;
   if (buffer)
     *buffer = span.end;
   lane->now = buffer ? span.computed : span.end;
