@@ -136,7 +136,7 @@ static bool advance_item(Machine *machine, int32_t worker, Lane *lane) {
   while (lane->visit < count) {
     const DagVisit *visit = &visits[lane->visit];
     Slot *slot = &slots[tile_begin[visit->tile] + visit->rank];
-    Slot *before = visit->rank > 0 ? slot - 1 : NULL;
+    Slot *before = visit->rank > 0 && !problem->unordered ? slot - 1 : NULL;
     if (before && before->end < 0) {
       before->end = UNKNOWN - 1 - worker;
       return false;
@@ -314,7 +314,8 @@ static rota_status simulate(const DagProblem *problem, const Costs *costs, DagFi
 /* ---- Bounds ---- */
 
 /* With a worker for each chain, instances do not meet: one of each plane will do. */
-static rota_status critical_path(const DagPlane *plane, const Costs *costs, int64_t *path) {
+static rota_status critical_path(const DagPlane *plane, bool unordered, const Costs *costs,
+                                 int64_t *path) {
   const int32_t plane_of = 0;
   size_t chains = (size_t)plane->chains;
   int64_t *begin = memory_allocate(chains + 1, sizeof(int64_t));
@@ -325,7 +326,8 @@ static rota_status critical_path(const DagPlane *plane, const Costs *costs, int6
       begin[i + 1] = i + 1;
       items[i] = (DagItem){0, i};
     }
-    DagProblem alone = {plane, 1, &plane_of, 1, plane->chains, plane->chains, begin, items};
+    DagProblem alone = {plane,         1,     &plane_of, 1,        plane->chains,
+                        plane->chains, begin, items,     unordered};
     DagFigures figures;
     status = simulate(&alone, costs, &figures, NULL);
     if (status == ROTA_OK && figures.makespan > *path)
@@ -372,7 +374,7 @@ static rota_status bounds(const DagProblem *problem, const Costs *costs, DagFigu
       work[p] += busy;
       figures->chain_path = path > figures->chain_path ? path : figures->chain_path;
     }
-    status = critical_path(plane, costs, &figures->critical_path);
+    status = critical_path(plane, problem->unordered, costs, &figures->critical_path);
   }
   for (int32_t i = 0; i < problem->instances; i++)
     figures->work += work[problem->plane_of[i]];

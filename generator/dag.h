@@ -39,6 +39,7 @@ typedef struct DagProblem {
   int32_t queues;
   const int64_t *queue_begin; /* queues + 1 offsets into items */
   const DagItem *items;
+  bool unordered; /* without order edges: nobody waits for anybody */
 } DagProblem;
 
 typedef struct DagFigures {

@@ -304,7 +304,7 @@ static void test_handoff(void **state) {
   DagItem items[] = {{0, 0}, {0, 1}};
   int32_t plane_of = 0;
   Costs costs = {.visit = 10, .partial = 13, .reduce = 4, .handoff = 7, .start = 5};
-  DagProblem problem = {&plane, 1, &plane_of, 1, 2, 2, two, items};
+  DagProblem problem = {&plane, 1, &plane_of, 1, 2, 2, two, items, false};
   DagFigures figures;
   assert_int_equal(dag_simulate(&problem, &costs, &figures, NULL), ROTA_OK);
   assert_int_equal(figures.makespan, 5 + 10 + 4 + 7 + 4); /* 18 when ready, its turn at 26 */
@@ -327,7 +327,7 @@ static void test_cycle_message(void **state) {
   DagItem items[] = {{0, 0}, {0, 1}};
   int32_t plane_of = 0;
   Costs costs = costs_paper(1, 1);
-  DagProblem problem = {&plane, 1, &plane_of, 1, 2, 2, queue_begin, items};
+  DagProblem problem = {&plane, 1, &plane_of, 1, 2, 2, queue_begin, items, false};
   DagFigures figures;
   assert_int_equal(dag_simulate(&problem, &costs, &figures, NULL), ROTA_SCHEDULE);
   assert_string_equal(status_message(),

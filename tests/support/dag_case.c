@@ -93,11 +93,6 @@ static void finish_ranks(const DagCase *c, const Costs *costs, Built *built) {
                                gang_of(c)};
     assert_int_equal(dag_order_by_time(&request, costs, built->visits), ROTA_OK);
   }
-  if (!c->unordered)
-    return;
-  built->tiles = (int32_t)built->chain_begin[chains];
-  for (int32_t v = 0; v < built->tiles; v++)
-    built->visits[v] = (DagVisit){.tile = v};
 }
 
 /* The place-th chain to start, of all heads' chains; a head and a chain of it. */
@@ -186,7 +181,8 @@ DagFigures dag_case_run(const DagCase *c, const Costs *costs) {
                         c->workers,
                         built.queues,
                         built.queue_begin,
-                        built.items};
+                        built.items,
+                        c->unordered};
   DagFigures figures;
   rota_status status = dag_simulate(&problem, costs, &figures, NULL);
   free(built.chain_begin);

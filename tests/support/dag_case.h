@@ -33,7 +33,7 @@ typedef struct DagCase {
   DagCaseQueues queues;
   bool start_down; /* chains start from the last to the first */
   bool batch_time; /* CASE_BY_TIME looks at all heads together, with all workers as the gang */
-  bool unordered;  /* nobody waits: each visit has a tile to itself */
+  bool unordered;  /* nobody waits */
 } DagCase;
 
 /* Simulates a case; fails the running test if that fails. */
