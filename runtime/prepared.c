@@ -62,9 +62,29 @@ static rota_status check_loaded(const rota_kernel *kernel) {
                      kernel->target.name);
 }
 
+/* Workers that wait for one another in any order must all be resident at once. */
+static rota_status check_residency(const rota_plan *plan) {
+  const Tiling *tiling = &plan->kernel->tiling;
+  const Module *module = plan->kernel->module;
+  if (!plan->plan->co_resident || !module)
+    return ROTA_OK; /* the CPU device adds in the plan's order without waiting */
+  for (int i = 0; i < tiling->launch_count; i++) {
+    int64_t resident = (int64_t)module->resident[i] * module->device->target.multiprocessors;
+    if (tiling->launches[i].grid == GRID_WORKERS && plan->plan->workers > resident)
+      return status_fail(ROTA_UNSUPPORTED,
+                         "schedule '%s' has %d workers that wait for one another; device %d (%s) "
+                         "holds %lld blocks of %s at once: plan for this device, or use a portable "
+                         "schedule such as shortest_first",
+                         plan->plan->schedule, plan->plan->workers, module->device->ordinal,
+                         module->device->name, (long long)resident, tiling->launches[i].entry);
+  }
+  return ROTA_OK;
+}
+
 static rota_status finish(rota_plan *plan) {
   measure(plan);
   ROTA_TRY(check_grids(plan));
+  ROTA_TRY(check_residency(plan));
   plan->digest = digest_plan(plan);
   if (!plan->digest.hex[0])
     return ROTA_OUT_OF_MEMORY;
@@ -96,11 +116,43 @@ static rota_status end(rota_status status, double started, rota_plan **plan) {
   return status;
 }
 
+/* A schedule whose functions lock the context's script while they run, not while the rest of the
+ * plan is made. */
+typedef struct Locked {
+  rota_context *context;
+  const Schedule *schedule;
+} Locked;
+
+static rota_status locked_pattern(const Schedule *schedule, const PatternView *view,
+                                  PatternAnswer *answer) {
+  const Locked *locked = schedule->owner;
+  Schedule inner = *locked->schedule;
+  inner.owner = context_lock_script(locked->context);
+  rota_status status = inner.pattern(&inner, view, answer);
+  context_unlock_script(locked->context);
+  return status;
+}
+
+static rota_status locked_assign(const Schedule *schedule, const BatchView *view,
+                                 BatchAnswer *answer) {
+  const Locked *locked = schedule->owner;
+  Schedule inner = *locked->schedule;
+  inner.owner = context_lock_script(locked->context);
+  rota_status status = inner.assign(&inner, view, answer);
+  context_unlock_script(locked->context);
+  return status;
+}
+
 rota_status prepared_create(rota_kernel *kernel, const rota_plan_request *request,
                             rota_plan **plan) {
   double started = kernel_clock();
   ROTA_TRY(begin(kernel, plan));
-  rota_status status = plan_build(&kernel->spec, kernel->direction, &kernel->tiling, &kernel->rule,
+  Locked locked = {kernel->context, &kernel->schedule};
+  Schedule schedule = kernel->schedule;
+  schedule.owner = &locked;
+  schedule.pattern = locked_pattern;
+  schedule.assign = locked_assign;
+  rota_status status = plan_build(&kernel->spec, kernel->direction, &kernel->tiling, &schedule,
                                   request, &(*plan)->plan);
   return end(status, started, plan);
 }
