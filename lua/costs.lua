@@ -65,8 +65,19 @@ local function read(text, name)
   return record
 end
 
--- request = {spec, tiling = {architecture, tile_q, tile_kv}, device = text of a cost file or nil,
--- name = its name}
+-- How a tiling's sizes scale the record's figures: visits by their work, starts by their rows,
+-- reductions by their bytes.
+local function scales(tiling, spec)
+  return {
+    visit = work(tiling.tile_q, tiling.tile_kv, spec.head_dim, spec.head_dim_v)
+      / work(TILE_Q, TILE_KV, HEAD_DIM, HEAD_DIM),
+    start = tiling.tile_kv * (spec.head_dim + spec.head_dim_v) / (TILE_KV * 2 * HEAD_DIM),
+    reduce = 4 * tiling.tile_q * spec.head_dim / REDUCE_BYTES,
+  }
+end
+
+-- request = {spec, tiling = {architecture, algorithm, tile_q, tile_kv}, device = text of a cost
+-- file or nil, name = its name}
 function costs.of(request)
   local record = costs.h200
   if request.device then
@@ -74,27 +85,48 @@ function costs.of(request)
     record, problem = read(request.device, request.name)
     if not record then return nil, "FILE", problem end
   end
-  local tiling, spec = request.tiling, request.spec
+  local tiling = request.tiling
   local kernel = record.kernels[tiling.architecture]
   if not kernel then
     return nil, "FILE", string.format("costs of device %s: %s", tostring(record.device),
       names.unknown("architecture", tiling.architecture, names.sorted(record.kernels)))
   end
-  local scale = work(tiling.tile_q, tiling.tile_kv, spec.head_dim, spec.head_dim_v)
-    / work(TILE_Q, TILE_KV, HEAD_DIM, HEAD_DIM)
-  local rows = tiling.tile_kv * (spec.head_dim + spec.head_dim_v) / (TILE_KV * 2 * HEAD_DIM)
-  local bytes = 4 * tiling.tile_q * spec.head_dim
+  local scale = scales(tiling, request.spec)
   -- Where nothing is added in turn (two_pass, atomic), nobody waits and nothing is charged.
   local ordered = tiling.algorithm == "ordered"
   return {
-    visit = math.max(rounded(kernel.visit * scale), 0.001),
-    partial = math.max(rounded(kernel.partial * scale), 0.001),
-    start = rounded(kernel.start * rows),
-    reduce = ordered and rounded(kernel.reduce * bytes / REDUCE_BYTES) or 0,
+    visit = math.max(rounded(kernel.visit * scale.visit), 0.001),
+    partial = math.max(rounded(kernel.partial * scale.visit), 0.001),
+    start = rounded(kernel.start * scale.start),
+    reduce = ordered and rounded(kernel.reduce * scale.reduce) or 0,
     handoff = ordered and kernel.handoff or 0,
     staging = kernel.staging,
     unit = "us",
   }
+end
+
+-- The text of a cost file, from costs that were fitted for one tiling. request = {spec, tiling,
+-- device, date, costs = {visit, ...}}
+function costs.file(request)
+  local scale, fitted, lines = scales(request.tiling, request.spec), request.costs, {}
+  for _, field in ipairs(times) do
+    local by = field == "partial" and scale.visit or scale[field] or 1
+    lines[#lines + 1] = string.format("      %s = %.3f,", field, fitted[field] / by)
+  end
+  lines[#lines + 1] = string.format("      staging = %d,", fitted.staging)
+  return { text = string.format([[
+-- What the DAG model charges on this device, in microseconds (lua/costs.lua says for which sizes);
+-- by `rota calibrate`, for --costs.
+return {
+  device = %q,
+  date = %q,
+  kernels = {
+    %s = {
+%s
+    },
+  },
+}
+]], request.device, request.date, request.tiling.architecture, table.concat(lines, "\n")) }
 end
 
 return costs
