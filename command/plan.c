@@ -54,8 +54,10 @@ static rota_status draw(const Options *options, const Model *model, const Planne
     status = text_status(&title);
   }
   const PlanFigures *figures = &planned->figures;
-  Gantt gantt = {&figures->problem.problem,      &figures->figures,   &figures->trace,
-                 figures->problem.names.q_tiles, planned->costs.unit, planned->schedule};
+  Gantt gantt = {&figures->problem.problem, &figures->figures,
+                 &figures->trace,           figures->problem.names.q_tiles,
+                 planned->costs.start,      planned->costs.unit,
+                 planned->schedule};
   Picture picture = {title.data, map, pattern, 0, backward ? &gantt : NULL};
   if (status == ROTA_OK)
     status = picture_draw(&picture, &text);

@@ -99,9 +99,8 @@ static DagSpan time_visit(const Machine *machine, Lane *lane, int32_t worker, co
   DagSpan span = {.begin = lane->now};
   span.computed = lane->now + (visit->partial ? costs->partial : costs->visit);
   int64_t *buffer = costs->staging ? &lane->ring[lane->step % costs->staging] : NULL;
-  if (buffer && *buffer > span.computed)
-    span.computed = *buffer;
-  span.turn = span.computed > lane->turn ? span.computed : lane->turn;
+  span.stored = buffer && *buffer > span.computed ? *buffer : span.computed;
+  span.turn = span.stored > lane->turn ? span.stored : lane->turn;
   if (before) {
     int64_t free = before->end + (before->worker == worker ? 0 : costs->handoff);
     if (free > span.turn)
@@ -111,7 +110,7 @@ static DagSpan time_visit(const Machine *machine, Lane *lane, int32_t worker, co
   lane->turn = span.turn;
   if (buffer)
     *buffer = span.end;
-  lane->now = buffer ? span.computed : span.end;
+  lane->now = buffer ? span.stored : span.end;
   return span;
 }
 

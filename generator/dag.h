@@ -53,9 +53,10 @@ typedef struct DagFigures {
   bool depth_monotone;
 } DagFigures;
 
-/* Ticks at which a visit's computing begins and ends, and its reduction begins and ends. */
+/* Ticks at which a visit's computing begins and ends, its partial is in a staging buffer (without
+ * any: at once), and its reduction begins and ends. */
 typedef struct DagSpan {
-  int64_t begin, computed, turn, end;
+  int64_t begin, computed, stored, turn, end;
 } DagSpan;
 
 typedef struct DagTrace {

@@ -33,7 +33,9 @@ static const char *const shades[SHADES] = {
 void gantt_style(Text *svg) {
   for (int i = 0; i < SHADES; i++)
     text_format(svg, ".s%d{fill:%s}", i, shades[i]);
-  text_append(svg, ".add{fill:#23262b}.stall{fill:#f6d9d3}.part{stroke:#fff;stroke-width:1.2}");
+  text_append(svg, ".add{fill:#353a42}.start{fill:#b4b9c2}.stall{fill:#f6cfc6}.part{stroke:#fff;"
+                   "stroke-width:1.2}"
+                   ".tile text{font-size:11px;fill:#14161a;text-anchor:middle}");
 }
 
 typedef struct Chart {
@@ -42,7 +44,7 @@ typedef struct Chart {
   int32_t step; /* workers per lane drawn */
   int lanes, lane_height;
   bool strip; /* reductions have a strip of their own */
-  Text visits[SHADES], adds, stalls;
+  Text visits[SHADES], adds, starts, stalls;
 } Chart;
 
 static void chart_layout(const Gantt *gantt, Chart *chart) {
@@ -80,7 +82,7 @@ static void flush(Text *path, Stretch *stretch, int64_t y, int height) {
 
 static void extend(Text *path, Stretch *stretch, int64_t begin, int64_t end, int64_t y,
                    int height) {
-  if (begin > stretch->end)
+  if (begin > stretch->end) /* a gap */
     flush(path, stretch, y, height);
   if (stretch->end == 0)
     stretch->begin = begin;
@@ -103,6 +105,10 @@ static void draw_item(Chart *chart, int64_t item, int64_t top, Pen *pen) {
   int32_t q_tiles = chart->gantt->q_tiles[plane_index];
   const DagVisit *visits = plane->visits + plane->chain_begin[problem->items[item].chain];
   int height = chart->strip ? COMPUTE_SHARED : COMPUTE;
+  int64_t first = trace->spans[trace->item_begin[item]].begin;
+  int64_t start = column(chart, first - chart->gantt->start);
+  if (column(chart, first) > start)
+    rectangle_append(&chart->starts, start, top, column(chart, first) - start, COMPUTE);
   for (int64_t i = trace->item_begin[item]; i < trace->item_begin[item + 1]; i++) {
     const DagSpan *span = &trace->spans[i];
     int shade = shade_of(visits[i - trace->item_begin[item]].tile % q_tiles, q_tiles);
@@ -165,12 +171,13 @@ static void draw_details(const Chart *chart, int x, int y, Text *svg) {
   for (int64_t item = 0; item < items; item++) {
     if (trace->item_begin[item] == trace->item_begin[item + 1])
       continue;
-    int64_t begin = column(chart, trace->spans[trace->item_begin[item]].begin) / 2;
+    int64_t first = trace->spans[trace->item_begin[item]].begin - chart->gantt->start;
+    int64_t begin = column(chart, first) / 2;
     if (begin > 0)
       text_format(svg, "M%d %dv%d", x + (int)begin, y + trace->worker[item] * chart->lane_height,
                   chart->lane_height);
   }
-  text_append(svg, "\"/>\n<g class=\"number\">\n");
+  text_append(svg, "\"/>\n<g class=\"tile\">\n");
   for (int64_t item = 0; numbers && item < items; item++) {
     int middle = chart->lane_height * (chart->strip ? COMPUTE_SHARED : COMPUTE) / (2 * UNITS);
     number_item(chart, item, x, y + trace->worker[item] * chart->lane_height + middle + 4, svg);
@@ -195,8 +202,8 @@ static void append_words(const Chart *chart, int x, int y, Text *svg) {
   text_format(svg, "<text class=\"figures\" x=\"%d\" y=\"56\">%s on %d workers: ", x,
               gantt->schedule, gantt->problem->workers);
   append_units(svg, gantt->figures->makespan);
-  text_format(svg, " %s, %lld.%03lld of the bound; idle %lld.%lld %%", gantt->unit, ratio / 1000,
-              ratio % 1000, stall / 10, stall % 10);
+  text_format(svg, "%s%s, %lld.%03lld of the bound; idle %lld.%lld %%", *gantt->unit ? " " : "",
+              gantt->unit, ratio / 1000, ratio % 1000, stall / 10, stall % 10);
   if (chart->step > 1)
     text_format(svg, "; one worker in %d drawn", chart->step);
   text_append(svg, "</text>\n");
@@ -217,9 +224,12 @@ static void append_legend(int x, int y, Text *svg) {
   text_format(svg, "<text x=\"%d\" y=\"%d\">last</text>\n", at + 6, y);
   static const struct {
     const char *class, *name;
-  } entries[] = {{"add", "adding to dQ"}, {"stall", "stalled"}, {"empty", "done"}};
-  at += 60;
-  for (int i = 0; i < 3; i++, at += 120) {
+  } entries[] = {{"start", "starting a chain"},
+                 {"add", "adding to dQ"},
+                 {"stall", "stalled"},
+                 {"empty", "done"}};
+  at += 48;
+  for (int i = 0; i < 4; i++, at += 112) {
     text_format(svg, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"12\" height=\"12\"/>",
                 entries[i].class, at, y - 10);
     text_format(svg, "<text x=\"%d\" y=\"%d\">%s</text>\n", at + 18, y, entries[i].name);
@@ -276,6 +286,7 @@ void gantt_draw(const Gantt *gantt, int x, int y, Text *svg) {
   view_begin(svg, (Frame){x, y, GANTT_WIDTH, height}, COLUMNS, (int64_t)chart.lanes * UNITS);
   text_append(svg, "<rect class=\"empty\" width=\"100%\" height=\"100%\"/>\n");
   path_append(svg, "stall", &chart.stalls);
+  path_append(svg, "start", &chart.starts);
   for (int i = 0; i < SHADES; i++) {
     char class[8] = {'s', (char)(i < 10 ? '0' + i : '1'), (char)(i < 10 ? 0 : '0' + i - 10), 0};
     path_append(svg, class, &chart.visits[i]);
@@ -284,8 +295,9 @@ void gantt_draw(const Gantt *gantt, int x, int y, Text *svg) {
   }
   path_append(svg, "add", &chart.adds);
   text_append(svg, "</svg>\n");
-  svg->failed = svg->failed || chart.stalls.failed || chart.adds.failed;
+  svg->failed = svg->failed || chart.stalls.failed || chart.starts.failed || chart.adds.failed;
   text_free(&chart.stalls);
+  text_free(&chart.starts);
   text_free(&chart.adds);
   draw_details(&chart, x, y, svg);
   append_words(&chart, x, y, svg);

@@ -12,6 +12,7 @@ typedef struct Gantt {
   const DagFigures *figures;
   const DagTrace *trace;
   const int32_t *q_tiles; /* [planes]: a DagVisit's tile modulo these is its query tile */
+  int64_t start;          /* ticks of a chain's start, before its first visit */
   const char *unit;       /* of the costs' times, "" for none */
   const char *schedule;
 } Gantt;

@@ -106,7 +106,7 @@ static void draw_trial(Trial *trial, uint64_t seed, bool hostile, bool tickets) 
 /* ---- The naive simulation: raise every time to what its predecessors ask for, until none moves */
 
 typedef struct Naive {
-  int64_t end[ITEMS_MAX][TILES_MAX], computed[ITEMS_MAX][TILES_MAX];
+  int64_t end[ITEMS_MAX][TILES_MAX], stored[ITEMS_MAX][TILES_MAX];
   int64_t makespan;
   bool cycle, monotone;
 } Naive;
@@ -167,8 +167,8 @@ static bool relax(const Trial *trial, Naive *naive, int step_of[ITEMS_MAX][TILES
         ready += visit->partial ? costs->partial : costs->visit;
         if (costs->staging && history.steps >= costs->staging)
           raise(&ready, history.ends[history.steps - costs->staging]);
-        moved |= raise(&naive->computed[item][i], ready);
-        int64_t turn = naive->computed[item][i];
+        moved |= raise(&naive->stored[item][i], ready);
+        int64_t turn = naive->stored[item][i];
         raise(&turn, history.turn);
         int before, at;
         if (find_before(trial, item, i, &before, &at))
@@ -179,7 +179,7 @@ static bool relax(const Trial *trial, Naive *naive, int step_of[ITEMS_MAX][TILES
         raise(&naive->makespan, naive->end[item][i]);
         step_of[item][i] = history.steps;
         history.ends[history.steps++] = naive->end[item][i];
-        history.now = costs->staging ? naive->computed[item][i] : naive->end[item][i];
+        history.now = costs->staging ? naive->stored[item][i] : naive->end[item][i];
       }
   }
   return moved;
@@ -224,7 +224,10 @@ static void test_random(void **state) {
         for (int i = 0; i < length_of(&trial, item); i++) {
           const DagSpan *span = &trace.spans[trace.item_begin[item] + i];
           assert_int_equal(span->end, naive.end[item][i]);
-          assert_int_equal(span->computed, naive.computed[item][i]);
+          assert_int_equal(span->stored, naive.stored[item][i]);
+          assert_int_equal(span->computed - span->begin, visit_of(&trial, item, i)->partial
+                                                             ? trial.costs.partial
+                                                             : trial.costs.visit);
           assert_int_equal(span->end - span->turn, trial.costs.reduce);
           assert_int_equal(trace.worker[item], worker_of(&trial, item));
         }

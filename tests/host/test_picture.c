@@ -110,8 +110,8 @@ static void stage(const Pattern *pattern, int heads, int workers, const Costs *c
                                 .items = scene->items};
   if (dag_simulate(&scene->problem, costs, &scene->figures, &scene->trace) != ROTA_OK)
     fail_msg("%s", status_message());
-  scene->gantt =
-      (Gantt){&scene->problem, &scene->figures, &scene->trace, &scene->q_tiles, "us", "test"};
+  scene->gantt = (Gantt){
+      &scene->problem, &scene->figures, &scene->trace, &scene->q_tiles, costs->start, "us", "test"};
 }
 
 static void clear(Scene *scene) {
@@ -300,7 +300,9 @@ static void paint_lane(const char *svg, const char *class, int height, int lanes
 static void check_chart(const Scene *scene, const char *svg) {
   int lanes = scene->problem.workers;
   int *shade[SHADES], *adds = calloc((size_t)lanes * COLUMNS, sizeof(int));
+  int *starts = calloc((size_t)lanes * COLUMNS, sizeof(int));
   paint_lane(svg, "add", 16, lanes, adds);
+  paint_lane(svg, "start", 5, lanes, starts);
   for (int i = 0; i < SHADES; i++) {
     char class[8];
     snprintf(class, sizeof class, "s%d", i);
@@ -317,16 +319,20 @@ static void check_chart(const Scene *scene, const char *svg) {
       int *line = shade[shade_of(tile, scene->q_tiles)];
       for (int64_t x = span->begin; x < span->computed; x++)
         line[lane * COLUMNS + x] -= 1;
+      for (int64_t x = span->begin - scene->gantt.start; x < span->begin; x++)
+        starts[lane * COLUMNS + x] -= i == scene->trace.item_begin[item];
       for (int64_t x = span->turn; x < span->end; x++)
         adds[lane * COLUMNS + x] -= 1;
     }
   }
   for (int i = 0; i < lanes * COLUMNS; i++) {
     assert_int_equal(adds[i], 0);
+    assert_int_equal(starts[i], 0);
     for (int k = 0; k < SHADES; k++)
       assert_int_equal(shade[k][i], 0);
   }
   free(adds);
+  free(starts);
   for (int i = 0; i < SHADES; i++)
     free(shade[i]);
 }
@@ -335,7 +341,7 @@ static void test_chart(void **state) {
   (void)state;
   TileMap *map = map_of("k <= q", (TileMapRequest){512, 512, 64, 64, 0, 0});
   Pattern *pattern = pattern_of(map, true, 1);
-  Costs costs = {.visit = 7, .partial = 9, .reduce = 3, .handoff = 2, .staging = 1};
+  Costs costs = {.visit = 7, .partial = 9, .reduce = 3, .handoff = 2, .start = 4, .staging = 1};
   Scene scene;
   stage(pattern, 2, 3, &costs, &scene);
   scene.figures.makespan = COLUMNS; /* the scale alone */
