@@ -53,6 +53,7 @@ enum {
   OPTIONS_COSTS = 512,    /* --costs --workers --tiles */
   OPTIONS_TUNING = 1024,
   OPTIONS_DEVICE = 2048, /* --device */
+  OPTIONS_ARCH = 4096,   /* --arch alone */
 };
 
 /* Parses arguments[1 ..] of subcommand arguments[0]; exits with 64 on a usage error, 0 after

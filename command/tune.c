@@ -212,8 +212,8 @@ static void close_tune(Tune *tune) {
 int command_tune(int count, char **arguments) {
   Options options;
   options_parse(count, arguments,
-                OPTIONS_MODEL | OPTIONS_SHAPE | OPTIONS_RUN | OPTIONS_DEVICE | OPTIONS_COSTS |
-                    OPTIONS_OUTPUT | OPTIONS_JSON,
+                OPTIONS_MODEL | OPTIONS_SHAPE | OPTIONS_RUN | OPTIONS_DEVICE | OPTIONS_ARCH |
+                    OPTIONS_COSTS | OPTIONS_OUTPUT | OPTIONS_JSON,
                 "MODEL.lua",
                 "Times backward algorithms and schedules for one shape and writes the fastest to a "
                 "tuning file (--output, default rota-tuning.json), which `rota run --tuning` "

@@ -19,7 +19,7 @@ typedef struct Fit {
  * `reduce` and `staging` stay as they are in `fit`, where the search begins: times of whole passes
  * only tell visit + reduce and reduce + hand-off, so one of the three has to be known. `step` is
  * called before each of the at most FIT_ROUNDS rounds; may be NULL. */
-enum { FIT_ROUNDS = 60 };
+enum { FIT_ROUNDS = 40 };
 typedef void FitStep(int round);
 rota_status costs_fit(const FitSample *samples, int count, FitStep *step, Fit *fit);
 /* What a fit says of a problem: base and makespan, in ticks. */

@@ -224,12 +224,12 @@ static void append_legend(int x, int y, Text *svg) {
   text_format(svg, "<text x=\"%d\" y=\"%d\">last</text>\n", at + 6, y);
   static const struct {
     const char *class, *name;
-  } entries[] = {{"start", "starting a chain"},
+  } entries[] = {{"start", "chain starts"},
                  {"add", "adding to dQ"},
                  {"stall", "stalled"},
                  {"empty", "done"}};
   at += 48;
-  for (int i = 0; i < 4; i++, at += 112) {
+  for (int i = 0; i < 4; i++, at += 118) {
     text_format(svg, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"12\" height=\"12\"/>",
                 entries[i].class, at, y - 10);
     text_format(svg, "<text x=\"%d\" y=\"%d\">%s</text>\n", at + 18, y, entries[i].name);
