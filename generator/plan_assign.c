@@ -8,7 +8,9 @@ int64_t assign_queues_max(const Schedule *schedule, int64_t item_count) {
   if (schedule->assignment == ASSIGN_TICKETS || schedule->assignment == ASSIGN_LONGEST)
     return item_count; /* a queue each */
   int64_t workers = schedule->workers;
-  return schedule->assignment == ASSIGN_CALL || item_count < workers ? item_count : workers;
+  if (schedule->assignment == ASSIGN_CALL) /* one per worker, or one per item */
+    return item_count > workers ? item_count : workers;
+  return item_count < workers ? item_count : workers;
 }
 
 static const Pattern *pattern_of(const AssignRequest *request, RotaItem item) {
@@ -231,12 +233,13 @@ static rota_status take_answer(const AssignRequest *request, const BatchAnswer *
 static rota_status by_call(const AssignRequest *request, RotaItem *items, int *queue,
                            int32_t *queues) {
   size_t count = (size_t)request->item_count + 1;
+  int64_t most = assign_queues_max(request->schedule, request->item_count);
   BatchItem *views = memory_allocate(count, sizeof(BatchItem));
   RotaItem *copy = memory_allocate(count, sizeof(RotaItem));
   bool *taken = memory_allocate(count, sizeof(bool));
   BatchAnswer answer = {.items = memory_allocate(count, sizeof(int64_t)),
-                        .queue_end = memory_allocate(count, sizeof(int64_t)),
-                        .queue_capacity = (int32_t)request->item_count};
+                        .queue_end = memory_allocate((size_t)most + 1, sizeof(int64_t)),
+                        .queue_capacity = (int32_t)most};
   rota_status status = ROTA_OUT_OF_MEMORY;
   if (views && copy && taken && answer.items && answer.queue_end) {
     for (int64_t i = 0; i < request->item_count; i++) {

@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCAN_MAX = 64 }; /* tiles looked at for one visit */
+/* Tiles looked at for one visit: SCAN_MAX, and fewer where there are many visits. */
+enum { SCAN_MIN = 6, SCAN_MAX = 24, SCAN_TOTAL = 4000000 };
 
 /* One visit as it was scheduled. */
 typedef struct Placed {
@@ -21,45 +22,55 @@ typedef struct Placed {
 } Placed;
 
 typedef struct LaneState {
-  int64_t free;
-  int32_t lane;
   int32_t chain;       /* -1: none yet */
   int32_t head;        /* its tiles are of that head */
   int64_t begin, left; /* the head's tiles still to visit: left[begin .. begin + left) */
   int32_t previous;    /* query tile, where the search starts */
 } LaneState;
 
+/* When a lane is free; a heap by (time, lane). */
+typedef struct LaneFree {
+  int64_t free;
+  int32_t lane;
+} LaneFree;
+
+/* Of a query tile of a head. */
+typedef struct TileState {
+  int64_t ready;             /* when the next partial may be added */
+  int32_t last_lane, wanted; /* who added last, -1; visits to come */
+} TileState;
+
 typedef struct Optimizer {
   const PatternView *view;
-  int32_t gang;
-  int32_t *order; /* [chains] the list */
-  int32_t *lane;  /* [chains] */
-  LaneState *heap;
-  uint32_t *tiles; /* as columns->tiles; a chain's visited ones are moved behind the others */
-  int64_t *ready;  /* [group * q_tiles] when the next partial may be added */
-  int32_t *last_lane, *wanted; /* [group * q_tiles] who added last; visits to come */
-  Placed *placed;              /* [visits] in the order in which they were scheduled */
+  int32_t gang, scan;
+  int32_t *order;    /* [chains] the list */
+  int32_t *lane;     /* [chains] */
+  LaneState *states; /* [gang] */
+  LaneFree *heap;    /* [gang] */
+  uint32_t *tiles;   /* as columns->tiles; a chain's visited ones are moved behind the others */
+  TileState *state;  /* [group * q_tiles] */
+  Placed *placed;    /* [visits] in the order in which they were scheduled */
 } Optimizer;
 
 typedef struct Result {
   int64_t makespan, waiting;
 } Result;
 
-static bool is_sooner(const LaneState *a, const LaneState *b) {
-  return a->free != b->free ? a->free < b->free : a->lane < b->lane;
+static bool is_sooner(LaneFree a, LaneFree b) {
+  return a.free != b.free ? a.free < b.free : a.lane < b.lane;
 }
 
-static void sink(LaneState *heap, int32_t count) {
-  for (int32_t at = 0, least = 0;; at = least) {
-    for (int32_t child = 2 * at + 1; child <= 2 * at + 2 && child < count; child++)
-      if (is_sooner(&heap[child], &heap[least]))
-        least = child;
-    if (least == at)
-      return;
-    LaneState swap = heap[at];
-    heap[at] = heap[least];
-    heap[least] = swap;
+static void sink(LaneFree *heap, int32_t count) {
+  LaneFree moved = heap[0];
+  int32_t at = 0;
+  for (int32_t child; (child = 2 * at + 1) < count; at = child) {
+    if (child + 1 < count && is_sooner(heap[child + 1], heap[child]))
+      child++;
+    if (!is_sooner(heap[child], moved))
+      break;
+    heap[at] = heap[child];
   }
+  heap[at] = moved;
 }
 
 /* How good a tile is for a visit that computes until `computed`; smaller is better, in order. */
@@ -83,23 +94,23 @@ static int64_t compute_ticks(const Costs *costs, uint32_t tile) {
 
 /* When the tile may take this lane's partial. */
 static int64_t ready_for(const Optimizer *optimizer, int64_t at, int32_t lane) {
-  int64_t ready = optimizer->ready[at];
-  bool other = optimizer->last_lane[at] >= 0 && optimizer->last_lane[at] != lane;
+  int64_t ready = optimizer->state[at].ready;
+  bool other = optimizer->state[at].last_lane >= 0 && optimizer->state[at].last_lane != lane;
   return ready + (other ? optimizer->view->costs->handoff : 0);
 }
 
-static Choice choose(const Optimizer *optimizer, const LaneState *state) {
+static Choice choose(const Optimizer *optimizer, const LaneState *state, LaneFree lane) {
   const PatternView *view = optimizer->view;
   Choice best = {.place = -1};
-  int64_t count = state->left < SCAN_MAX ? state->left : SCAN_MAX;
+  int64_t count = state->left < optimizer->scan ? state->left : optimizer->scan;
   for (int64_t i = 0; i < count; i++) {
     uint32_t tile = optimizer->tiles[state->begin + i];
     int32_t q_tile = (int32_t)(tile & ~COLUMN_PARTIAL);
     int64_t at = (int64_t)state->head * view->q_tiles + q_tile;
     int64_t wait =
-        ready_for(optimizer, at, state->lane) - state->free - compute_ticks(view->costs, tile);
+        ready_for(optimizer, at, lane.lane) - lane.free - compute_ticks(view->costs, tile);
     int32_t distance = q_tile - state->previous;
-    Choice choice = {wait > 0 ? wait : 0, optimizer->wanted[at],
+    Choice choice = {wait > 0 ? wait : 0, optimizer->state[at].wanted,
                      distance > 0 ? distance : distance + view->q_tiles, state->begin + i};
     if (best.place < 0 || is_better(&choice, &best))
       best = choice;
@@ -107,9 +118,19 @@ static Choice choose(const Optimizer *optimizer, const LaneState *state) {
   return best;
 }
 
+/* Of all heads. */
+static int64_t chain_tiles(const PatternView *view, int32_t chain) {
+  int64_t tiles = 0;
+  for (int32_t head = 0; head < view->group; head++) {
+    int64_t column = (int64_t)head * view->chains + chain;
+    tiles += view->columns->begin[column + 1] - view->columns->begin[column];
+  }
+  return tiles;
+}
+
 /* The next head of the lane's chain that has tiles, or the next chain of the list; false if there
  * is none. A new chain costs its start. */
-static bool next_tiles(Optimizer *optimizer, LaneState *state, int32_t *started) {
+static bool next_tiles(Optimizer *optimizer, LaneState *state, LaneFree *lane, int32_t *started) {
   const PatternView *view = optimizer->view;
   for (;;) {
     if (state->chain < 0 || ++state->head >= view->group) {
@@ -117,13 +138,8 @@ static bool next_tiles(Optimizer *optimizer, LaneState *state, int32_t *started)
         return false;
       state->chain = optimizer->order[(*started)++];
       state->head = 0;
-      optimizer->lane[state->chain] = state->lane;
-      int64_t tiles = 0;
-      for (int32_t head = 0; head < view->group; head++) {
-        int64_t column = (int64_t)head * view->chains + state->chain;
-        tiles += view->columns->begin[column + 1] - view->columns->begin[column];
-      }
-      state->free += tiles > 0 ? view->costs->start : 0;
+      optimizer->lane[state->chain] = lane->lane;
+      lane->free += chain_tiles(view, state->chain) > 0 ? view->costs->start : 0;
     }
     int64_t column = (int64_t)state->head * view->chains + state->chain;
     state->begin = view->columns->begin[column];
@@ -135,25 +151,26 @@ static bool next_tiles(Optimizer *optimizer, LaneState *state, int32_t *started)
 }
 
 /* Places one visit of the lane that is free first. */
-static void place_visit(Optimizer *optimizer, LaneState *state, Placed *placed, Result *result) {
+static void place_visit(Optimizer *optimizer, LaneState *state, LaneFree *lane, Placed *placed,
+                        Result *result) {
   const PatternView *view = optimizer->view;
   const Costs *costs = view->costs;
-  Choice choice = choose(optimizer, state);
+  Choice choice = choose(optimizer, state, *lane);
   uint32_t tile = optimizer->tiles[choice.place];
   int32_t q_tile = (int32_t)(tile & ~COLUMN_PARTIAL);
   int64_t at = (int64_t)state->head * view->q_tiles + q_tile;
-  int64_t computed = state->free + compute_ticks(costs, tile), begin = computed + choice.wait;
-  optimizer->ready[at] = begin + costs->reduce;
-  optimizer->last_lane[at] = state->lane;
-  optimizer->wanted[at]--;
+  int64_t computed = lane->free + compute_ticks(costs, tile), begin = computed + choice.wait;
+  optimizer->state[at].ready = begin + costs->reduce;
+  optimizer->state[at].last_lane = lane->lane;
+  optimizer->state[at].wanted--;
   *placed = (Placed){state->chain, (int32_t)at};
   result->waiting += choice.wait;
   if (result->makespan < begin + costs->reduce)
     result->makespan = begin + costs->reduce;
   int64_t slack = costs->staging * costs->visit; /* finished partials may wait that long */
-  state->free = costs->staging == 0        ? begin + costs->reduce
-                : begin - slack > computed ? begin - slack
-                                           : computed;
+  lane->free = costs->staging == 0        ? begin + costs->reduce
+               : begin - slack > computed ? begin - slack
+                                          : computed;
   state->previous = q_tile;
   uint32_t *last = &optimizer->tiles[state->begin + --state->left];
   optimizer->tiles[choice.place] = *last;
@@ -167,20 +184,21 @@ static void reset(Optimizer *optimizer) {
   int64_t tiles = (int64_t)view->group * view->q_tiles;
   memcpy(optimizer->tiles, view->columns->tiles,
          (size_t)view->columns->begin[columns] * sizeof(uint32_t));
-  for (int64_t i = 0; i < tiles; i++) {
-    optimizer->ready[i] = 0;
-    optimizer->last_lane[i] = -1;
-    optimizer->wanted[i] = 0;
-  }
+  for (int64_t i = 0; i < tiles; i++)
+    optimizer->state[i] = (TileState){0, -1, 0};
   for (int32_t head = 0; head < view->group; head++) {
     int64_t first = (int64_t)head * view->chains;
     for (int64_t i = view->columns->begin[first]; i < view->columns->begin[first + view->chains];
          i++)
-      optimizer->wanted[(int64_t)head * view->q_tiles +
-                        (int64_t)(view->columns->tiles[i] & ~COLUMN_PARTIAL)]++;
+      optimizer
+          ->state[(int64_t)head * view->q_tiles +
+                  (int64_t)(view->columns->tiles[i] & ~COLUMN_PARTIAL)]
+          .wanted++;
   }
-  for (int32_t i = 0; i < optimizer->gang; i++)
-    optimizer->heap[i] = (LaneState){.lane = i, .chain = -1};
+  for (int32_t i = 0; i < optimizer->gang; i++) {
+    optimizer->states[i] = (LaneState){.chain = -1};
+    optimizer->heap[i] = (LaneFree){0, i};
+  }
 }
 
 static Result schedule_list(Optimizer *optimizer) {
@@ -189,12 +207,14 @@ static Result schedule_list(Optimizer *optimizer) {
   int32_t lanes = optimizer->gang, started = 0;
   int64_t count = 0;
   while (lanes > 0) {
-    LaneState *state = &optimizer->heap[0];
+    LaneFree *lane = &optimizer->heap[0];
+    LaneState *state = &optimizer->states[lane->lane];
     if (state->left > 0)
-      place_visit(optimizer, state, &optimizer->placed[count++], &result);
-    else if (!next_tiles(optimizer, state, &started))
-      *state = optimizer->heap[--lanes]; /* the lane has ended */
-    sink(optimizer->heap, lanes);
+      place_visit(optimizer, state, lane, &optimizer->placed[count++], &result);
+    else if (!next_tiles(optimizer, state, lane, &started))
+      *lane = optimizer->heap[--lanes]; /* the lane has ended */
+    if (lanes > 0)
+      sink(optimizer->heap, lanes);
   }
   return result;
 }
@@ -223,11 +243,7 @@ static rota_status first_order(const PatternView *view, int32_t *order) {
   if (!weights)
     return ROTA_OUT_OF_MEMORY;
   for (int32_t chain = 0; chain < view->chains; chain++) {
-    weights[chain].chain = chain;
-    for (int32_t head = 0; head < view->group; head++) {
-      int64_t column = (int64_t)head * view->chains + chain;
-      weights[chain].tiles += view->columns->begin[column + 1] - view->columns->begin[column];
-    }
+    weights[chain] = (Weight){chain_tiles(view, chain), chain};
   }
   qsort(weights, (size_t)view->chains, sizeof(Weight), compare_weights);
   for (int32_t i = 0; i < view->chains; i++)
@@ -247,9 +263,51 @@ static void swap_chains(int32_t *order, int32_t a, int32_t b) {
   order[b] = chain;
 }
 
+/* Ticks until the last of so many lanes ends, if nobody waits. */
+static int64_t longest_lane(Optimizer *optimizer, int32_t gang) {
+  const PatternView *view = optimizer->view;
+  const Costs *costs = view->costs;
+  int64_t latest = 0;
+  for (int32_t i = 0; i < gang; i++)
+    optimizer->heap[i] = (LaneFree){0, i};
+  for (int32_t i = 0; i < view->chains; i++) {
+    int64_t tiles = chain_tiles(view, optimizer->order[i]);
+    LaneFree *lane = &optimizer->heap[0];
+    lane->free += tiles ? costs->start + tiles * (costs->visit + costs->reduce) : 0;
+    latest = lane->free > latest ? lane->free : latest;
+    sink(optimizer->heap, gang);
+  }
+  return latest;
+}
+
+/* How many lanes: heads follow one another on the same workers, so lanes of equal length count for
+ * more than a short makespan of one head. Of all lanes that there are, and as many as the longest
+ * chain allows to be filled, those that waste the least. */
+static void choose_gang(Optimizer *optimizer) {
+  const PatternView *view = optimizer->view;
+  int32_t most = optimizer->gang;
+  if (view->chains == 0)
+    return;
+  int64_t visits = view->columns->begin[(int64_t)view->group * view->chains];
+  int64_t longest = chain_tiles(view, optimizer->order[0]);
+  int64_t waste = most * longest_lane(optimizer, most);
+  for (int64_t gang = visits / (longest + !longest) + 1; gang >= 1; gang--) {
+    if (gang >= most)
+      continue;
+    int64_t other = gang * longest_lane(optimizer, (int32_t)gang);
+    if (other < waste) {
+      waste = other;
+      optimizer->gang = (int32_t)gang;
+    }
+    if (gang * longest < visits)
+      break;
+  }
+}
+
 /* Leaves the best list's visits in `placed`. */
 static void improve(Optimizer *optimizer, int32_t iterations) {
   uint64_t random = 1;
+  choose_gang(optimizer);
   Result best = schedule_list(optimizer);
   int32_t chains = optimizer->view->chains;
   bool stale = false; /* `placed` is of an attempt that was given up */
@@ -281,6 +339,7 @@ static rota_status write_answer(Optimizer *optimizer, PatternAnswer *answer) {
         answer, (VisitRun){placed.chain, placed.tile / view->q_tiles, q_tile, q_tile, 1, i}));
   }
   answer->ranks = RANKS_BY_TIME_GIVEN;
+  answer->gang = optimizer->gang;
   answer->start = optimizer->order;
   answer->lane = optimizer->lane;
   optimizer->order = optimizer->lane = NULL;
@@ -293,19 +352,21 @@ static bool allocate(const PatternView *view, Optimizer *optimizer) {
   size_t visits = (size_t)view->columns->begin[(int64_t)view->group * view->chains] + 1;
   optimizer->order = memory_allocate(chains, sizeof(int32_t));
   optimizer->lane = memory_allocate(chains, sizeof(int32_t));
-  optimizer->heap = memory_allocate(gang, sizeof(LaneState));
+  optimizer->states = memory_allocate(gang, sizeof(LaneState));
+  optimizer->heap = memory_allocate(gang, sizeof(LaneFree));
   optimizer->tiles = memory_allocate(visits, sizeof(uint32_t));
-  optimizer->ready = memory_allocate(tiles, sizeof(int64_t));
-  optimizer->last_lane = memory_allocate(tiles, sizeof(int32_t));
-  optimizer->wanted = memory_allocate(tiles, sizeof(int32_t));
+  optimizer->state = memory_allocate(tiles, sizeof(TileState));
   optimizer->placed = memory_allocate(visits, sizeof(Placed));
-  return optimizer->order && optimizer->lane && optimizer->heap && optimizer->tiles &&
-         optimizer->ready && optimizer->last_lane && optimizer->wanted && optimizer->placed;
+  return optimizer->order && optimizer->lane && optimizer->states && optimizer->heap &&
+         optimizer->tiles && optimizer->state && optimizer->placed;
 }
 
 rota_status pattern_optimize(const PatternView *view, int32_t iterations, PatternAnswer *answer) {
   Optimizer optimizer = {.view = view};
   optimizer.gang = view->gang < view->chains ? view->gang : view->chains;
+  int64_t visits = view->columns->begin[(int64_t)view->group * view->chains];
+  int64_t scan = SCAN_TOTAL / (visits + 1);
+  optimizer.scan = scan < SCAN_MIN ? SCAN_MIN : scan > SCAN_MAX ? SCAN_MAX : (int32_t)scan;
   rota_status status = allocate(view, &optimizer) ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   if (status == ROTA_OK)
     status = first_order(view, optimizer.order);
@@ -315,11 +376,10 @@ rota_status pattern_optimize(const PatternView *view, int32_t iterations, Patter
   }
   free(optimizer.order);
   free(optimizer.lane);
+  free(optimizer.states);
   free(optimizer.heap);
   free(optimizer.tiles);
-  free(optimizer.ready);
-  free(optimizer.last_lane);
-  free(optimizer.wanted);
+  free(optimizer.state);
   free(optimizer.placed);
   return status;
 }

@@ -78,24 +78,80 @@ static rota_status rank_by_time(int32_t gang, const Costs *costs, Pattern *patte
   return status;
 }
 
+/* Visits by (time, chain). Times that are all small, such as numbers of steps, are counted; others
+ * are compared. `keys` come chain by chain. */
+static rota_status sort_by_time(Keyed *keys, int64_t count) {
+  int64_t least = 0, most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    least = keys[i].key < least ? keys[i].key : least;
+    most = keys[i].key > most ? keys[i].key : most;
+  }
+  if (least < 0 || most > 4 * count) {
+    qsort(keys, (size_t)count, sizeof(Keyed), compare_keyed);
+    return ROTA_OK;
+  }
+  int64_t *begin = memory_allocate((size_t)most + 2, sizeof(int64_t));
+  Keyed *copy = memory_allocate((size_t)count + 1, sizeof(Keyed));
+  bool done = begin && copy;
+  if (done) {
+    for (int64_t i = 0; i < count; i++) {
+      copy[i] = keys[i];
+      begin[keys[i].key + 1]++;
+    }
+    for (int64_t time = 0; time < most; time++)
+      begin[time + 1] += begin[time];
+    for (int64_t i = 0; i < count; i++)
+      keys[begin[copy[i].key]++] = copy[i];
+  }
+  free(begin);
+  free(copy);
+  return done ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+}
+
+/* By the visits' times, and the chains where these are equal. */
 static rota_status rank_by_given_time(const int64_t *times, Pattern *pattern) {
   int64_t count = pattern->chain_begin[pattern->chains];
   int32_t *added = memory_allocate(tile_count(pattern) + 1, sizeof(int32_t));
   Keyed *keys = memory_allocate((size_t)count + 1, sizeof(Keyed));
-  if (added && keys) {
+  rota_status status = added && keys ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  if (status == ROTA_OK) {
     for (int32_t chain = 0; chain < pattern->chains; chain++)
       for (int64_t v = pattern->chain_begin[chain]; v < pattern->chain_begin[chain + 1]; v++)
         keys[v] = (Keyed){times[v], v, chain};
-    qsort(keys, (size_t)count, sizeof(Keyed), compare_keyed);
-    for (int64_t i = 0; i < count; i++) {
-      PatternVisit *visit = &pattern->visits[keys[i].visit];
-      visit->rank = added[tile_of(pattern, visit)]++;
-    }
+    status = sort_by_time(keys, count);
   }
-  bool done = added && keys;
+  for (int64_t i = 0; status == ROTA_OK && i < count; i++) {
+    PatternVisit *visit = &pattern->visits[keys[i].visit];
+    visit->rank = added[tile_of(pattern, visit)]++;
+  }
   free(added);
   free(keys);
-  return done ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  return status;
+}
+
+/* As the given lanes would come, if nobody waited; chains of a lane in start order. */
+static rota_status rank_by_lanes(const int32_t *lane, int32_t gang, const Costs *costs,
+                                 Pattern *pattern) {
+  int64_t count = pattern->chain_begin[pattern->chains];
+  int64_t *busy = memory_allocate((size_t)gang + 1, sizeof(int64_t)); /* until when */
+  int64_t *times = memory_allocate((size_t)count + 1, sizeof(int64_t));
+  rota_status status = busy && times ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  for (int32_t i = 0; status == ROTA_OK && i < pattern->chains; i++) {
+    int32_t chain = pattern->start_order[i];
+    int64_t begin = pattern->chain_begin[chain], end = pattern->chain_begin[chain + 1];
+    int64_t now = busy[lane[chain]] + (begin < end ? costs->start : 0);
+    for (int64_t v = begin; v < end; v++) {
+      now += pattern->visits[v].partial ? costs->partial : costs->visit;
+      times[v] = now;
+      now += costs->staging ? 0 : costs->reduce;
+    }
+    busy[lane[chain]] = now;
+  }
+  if (status == ROTA_OK)
+    status = rank_by_given_time(times, pattern);
+  free(busy);
+  free(times);
+  return status;
 }
 
 static rota_status mark_last(Pattern *pattern) {
@@ -180,9 +236,13 @@ rota_status pattern_rank(const Schedule *schedule, const PatternAnswer *answer,
     gang = answer->gang;
   if (gang > pattern->chains)
     gang = pattern->chains > 0 ? pattern->chains : 1;
+  pattern->lanes = gang;
+  if (answer->lane)
+    ROTA_TRY(take_lanes(schedule->name, answer->lane, gang, pattern));
   switch (answer->ranks) {
   case RANKS_BY_TIME:
-    ROTA_TRY(rank_by_time(gang, costs, pattern));
+    ROTA_TRY(answer->lane ? rank_by_lanes(answer->lane, gang, costs, pattern)
+                          : rank_by_time(gang, costs, pattern));
     break;
   case RANKS_BY_START:
     ROTA_TRY(rank_by_chains(pattern->start_order, pattern));
@@ -194,8 +254,7 @@ rota_status pattern_rank(const Schedule *schedule, const PatternAnswer *answer,
     ROTA_TRY(rank_by_given_time(times, pattern));
     break;
   }
-  pattern->lanes = gang;
-  ROTA_TRY(answer->lane ? take_lanes(schedule->name, answer->lane, gang, pattern)
-                        : run_lanes(gang, costs, pattern));
+  if (!answer->lane)
+    ROTA_TRY(run_lanes(gang, costs, pattern));
   return mark_last(pattern);
 }

@@ -126,6 +126,16 @@ static int push_place(lua_State *lua, int level) {
   return 2;
 }
 
+/* An error at the user's line. */
+static int raise(lua_State *lua, const char *message) {
+  if (push_place(lua, 0) == 2)
+    lua_pushfstring(lua, "%s:%I: %s", lua_tostring(lua, -2), (LUAI_UACINT)lua_tointeger(lua, -1),
+                    message);
+  else
+    lua_pushstring(lua, message);
+  return lua_error(lua);
+}
+
 static void hook(lua_State *lua, lua_Debug *event) {
   Script *script = script_of(lua);
   if (event->event == LUA_HOOKLINE) {
@@ -143,12 +153,7 @@ static void hook(lua_State *lua, lua_Debug *event) {
   /* Once reached, a limit strikes again every time: a pcall in the script gains nothing. */
   if (!script->exhausted)
     return;
-  if (push_place(lua, 0) == 2)
-    lua_pushfstring(lua, "%s:%I: %s", lua_tostring(lua, -2), (LUAI_UACINT)lua_tointeger(lua, -1),
-                    script->exhausted);
-  else
-    lua_pushstring(lua, script->exhausted);
-  lua_error(lua);
+  raise(lua, script->exhausted);
 }
 
 /* ---- What the shipped Lua code may ask of C: the table `host`, and `import` ----------------- */
@@ -196,10 +201,10 @@ static int host_ask(lua_State *lua) {
   for (int i = 0; i < IN && i + 2 <= lua_gettop(lua); i++)
     in[i] = luaL_checkinteger(lua, i + 2);
   if (!script->ask)
-    return luaL_error(lua, "what a schedule's function was given is of use only while it runs");
+    return raise(lua, "what a schedule's function was given is of use only while it runs");
   int count = script->ask(script->asked, what, in, out);
   if (count < 0)
-    return luaL_error(lua, "there is no such chain, tile, head or item");
+    return raise(lua, "there is no such chain, tile, head or item");
   luaL_checkstack(lua, OUT, "answers");
   for (int i = 0; i < count; i++)
     lua_pushinteger(lua, out[i]);

@@ -92,31 +92,20 @@ function policy.tiling(request)
     spec.head_dim_v, spec.dtype, algorithm, request.target.name, table.concat(reasons, "; "))
 end
 
--- The schedules of scripts that were asked for last; a handful is enough, one model is planned for
--- at a time.
-local own, own_order, OWN_MOST = {}, {}, 8
-
--- The schedule that a user's model script defines. Running it once found no mistake.
-local function own_schedule(script)
-  local key = script.name .. "\0" .. script.text
-  if own[key] then return own[key] end
-  local _, entry = sandbox.run(script)
-  own[key] = entry
-  own_order[#own_order + 1] = key
-  if #own_order > OWN_MOST then own[table.remove(own_order, 1)] = nil end
-  return entry
-end
-
--- The schedule for "auto" is a shipped one; a user's own is found by running his script again,
--- which gives the same every time. request = {schedule = name with options, algorithm, script =
--- {text, name} or nil}. Returns entry, options, name; or nil and the reason.
+-- The schedule for "auto" is a shipped one; a user's own is found by running his script again:
+-- fresh for each call, so that nothing it remembers can make one plan differ from another.
+-- request = {schedule = name with options, algorithm, script = {text, name} or nil}. Returns entry,
+-- options, name; or nil and the reason.
 local function find(request)
   local name = request.schedule
   if name == "auto" then name = schedules.auto(request.algorithm) end
   local base, options = schedule_name.split(name)
   if not base then return nil, options end
   local entry = schedules.rules[base]
-  if not entry and request.script then entry = own_schedule(request.script) end
+  if not entry and request.script then
+    local _, own = sandbox.run(request.script)
+    entry = own
+  end
   if not entry then
     return nil, names.unknown("schedule", base, names.sorted(schedules.rules))
   end

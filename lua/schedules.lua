@@ -157,7 +157,7 @@ schedules.rules = {
       if iterations == 0 then
         local visits = 0
         for chain = 0, map.chains - 1 do visits = visits + map.count(chain) end
-        iterations = math.min(200, 50000 // math.max(visits, 1))
+        iterations = math.min(200, 10000 // math.max(visits, 1))
       end
       return map.optimize(iterations)
     end,
