@@ -17,7 +17,7 @@ FORWARD, BACKWARD = 0, 1
 AUTO, CUDA, CPU = 0, 1, 2
 
 
-def struct(name, **fields):
+def struct(name, /, **fields):
     return type(name, (c.Structure,), {"_fields_": list(fields.items())})
 
 
