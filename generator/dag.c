@@ -1,9 +1,9 @@
 /* Level 3. Simulation of the DAG: every time is the maximum of its predecessors' plus a constant,
  * so workers may be advanced in any order, each as far as the reductions it waits for are known.
  *
- *   staging 0:  compute ── reduce ── compute ── reduce ──         one after another
- *   staging 1:  compute ── compute ─ ─ compute                    compute t + 1 ends after
- *                      └── reduce ──┘└── reduce ──                reduction t has ended
+ *   staging 0:  compute -- reduce -- compute -- reduce --     one after another
+ *   staging 1:  compute -- compute -  - compute               compute t + 1 is stored after
+ *                      +-- reduce --++-- reduce --            reduction t has ended
  *
  * Reductions are kept by slot = first slot of the tile + rank, so that a predecessor is slot - 1. A
  * worker that finds its predecessor unfinished leaves its number there and is woken by it. */

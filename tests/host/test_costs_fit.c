@@ -65,7 +65,7 @@ static void build(Shape *shape, int tiles, bool causal, int shift, int workers) 
 
 static void build_all(Shape *shapes) {
   for (int i = 0; i < PROBLEMS; i++)
-    build(&shapes[i], i < 8 ? CHAINS : TILES, i % 2, i / 2 % 2 * 2, i / 4 % 2 ? 2 * CHAINS : CHAINS);
+    build(&shapes[i], i < 8 ? CHAINS : TILES, i % 2, i / 2 % 2 * 2, CHAINS << (i / 4 % 2));
 }
 
 static void measure(const Shape *shapes, const Fit *truth, double noise, FitSample *samples) {
