@@ -2,10 +2,8 @@
  * tile's dQ partials are added. A pattern sees the tile maps of one kv head's group in one
  * sequence, the size of the gang and the cost model, and nothing else: it decides the bits.
  *
- *     maps ─► columns ─► Schedule.pattern (Lua) ─► answer: runs of visits, starts, ranks
- *                                                     │ expand, rank
- *                                                     ▼
- *             chains of visits with their ranks  =  Pattern ─► pattern_verify
+ *     maps -> columns -> Schedule.pattern (Lua) -> answer: runs of visits, starts, ranks
+ *            -> visits, ranks, lanes = Pattern -> pattern_verify
  *
  * The gang is made of lanes: imagined workers that take the chains in start order, each as soon as
  * it is free. An assignment that gives each lane a worker of its own cannot deadlock. */

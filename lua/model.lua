@@ -126,7 +126,9 @@ local function schedule_of(given, result)
   end
   local entry = {}
   for _, name in ipairs(names.sorted(given)) do
-    if not own_fields[name] then fail("%s", names.unknown("field of a schedule", name, own_names)) end
+    if not own_fields[name] then
+      fail("%s", names.unknown("field of a schedule", name, own_names))
+    end
     entry[name] = own_fields[name]("schedule: " .. name, given[name])
   end
   own[result] = entry

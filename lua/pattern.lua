@@ -8,7 +8,7 @@
 --   map.first(chain), map.last(chain)       outermost query tiles; nil where there is none
 --   map.runs(chain, head)                   {{from, to}, ...}: its query tiles, ascending
 --   map.kind(q_tile, chain, head)           "full", "partial" or "empty"
---   map.optimize(iterations)                an answer by generator/schedule_optimize.c
+--   map.optimize(iterations)                an answer by generator/schedule_optimize.c, as it is
 --   map.batch, map.sequence                 if batch_variant: {{n_q, n_k}, ...} and its own place
 -- gang: how many chains may run side by side. costs: visit, partial, reduce, handoff, start.
 --
@@ -17,9 +17,9 @@
 --            tile or {from, to, step, head = h}: those of the chain's tiles that exist there.
 --            Without `head` the whole list is gone through once for each head. Default: ascending
 --   start    list of all chains as they start. Default: ascending
---   ranks    who adds first to a query tile: "time" (as a gang that never waits would come), "start"
---            (as chains start), or a function(chain) or list per chain: lower numbers first.
---            Default: "start" for a portable schedule, else "time"
+--   ranks    who adds first to a query tile: "time" (as a gang that never waits would come),
+--            "start" (as chains start), or a function(chain) or list per chain: lower numbers
+--            first. Default: "start" for a portable schedule, else "time"
 --   times    function(q_tile, chain, head) -> integer: the same, visit by visit
 --   lanes    function(chain) or list per chain: the lane, from 0, that runs it. Default: the one
 --            that is free first

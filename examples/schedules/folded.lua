@@ -1,5 +1,5 @@
--- A portable schedule with an assignment of its own: a worker that took the i-th item from the front
--- also takes the i-th from the back, so that a long chain goes with a short one.
+-- A portable schedule with an assignment of its own: round after round the workers are gone through
+-- forwards, then backwards, so that who had a short chain gets a long one.
 local folded = {
   name = "folded",
   order = "portable",
