@@ -62,23 +62,42 @@ static rota_status check_loaded(const rota_kernel *kernel) {
                      kernel->target.name);
 }
 
+/* Workers that the kernel's device holds at once; INT32_MAX where none is loaded: the CPU device
+ * adds in the plan's order without waiting. */
+static int32_t resident_workers(const rota_kernel *kernel) {
+  int64_t most = INT32_MAX;
+  for (int i = 0; kernel->module && i < kernel->tiling.launch_count; i++) {
+    int64_t blocks =
+        (int64_t)kernel->module->resident[i] * kernel->module->device->target.multiprocessors;
+    if (kernel->tiling.launches[i].grid == GRID_WORKERS && blocks < most)
+      most = blocks;
+  }
+  return (int32_t)most;
+}
+
 /* Workers that wait for one another in any order must all be resident at once. */
 static rota_status check_residency(const rota_plan *plan) {
-  const Tiling *tiling = &plan->kernel->tiling;
-  const Module *module = plan->kernel->module;
-  if (!plan->plan->co_resident || !module)
-    return ROTA_OK; /* the CPU device adds in the plan's order without waiting */
-  for (int i = 0; i < tiling->launch_count; i++) {
-    int64_t resident = (int64_t)module->resident[i] * module->device->target.multiprocessors;
-    if (tiling->launches[i].grid == GRID_WORKERS && plan->plan->workers > resident)
-      return status_fail(ROTA_UNSUPPORTED,
-                         "schedule '%s' has %d workers that wait for one another; device %d (%s) "
-                         "holds %lld blocks of %s at once: plan for this device, or use a portable "
-                         "schedule such as shortest_first",
-                         plan->plan->schedule, plan->plan->workers, module->device->ordinal,
-                         module->device->name, (long long)resident, tiling->launches[i].entry);
-  }
-  return ROTA_OK;
+  int32_t resident = resident_workers(plan->kernel);
+  if (!plan->plan->co_resident || plan->plan->workers <= resident)
+    return ROTA_OK;
+  const Device *device = plan->kernel->module->device;
+  return status_fail(ROTA_UNSUPPORTED,
+                     "schedule '%s' has %d workers that wait for one another; device %d (%s) holds "
+                     "%d at once: plan for this device, or use a portable schedule such as "
+                     "shortest_first",
+                     plan->plan->schedule, plan->plan->workers, device->ordinal, device->name,
+                     resident);
+}
+
+/* A portable schedule's bits are the same with fewer workers, or with tickets. */
+static void fit_workers(const rota_kernel *kernel, Schedule *schedule) {
+  int32_t resident = resident_workers(kernel);
+  if (!schedule->portable || schedule->workers <= resident)
+    return;
+  if (resident < 1)
+    schedule->assignment = ASSIGN_TICKETS;
+  else
+    schedule->workers = resident;
 }
 
 static rota_status finish(rota_plan *plan) {
@@ -152,6 +171,7 @@ rota_status prepared_create(rota_kernel *kernel, const rota_plan_request *reques
   schedule.owner = &locked;
   schedule.pattern = locked_pattern;
   schedule.assign = locked_assign;
+  fit_workers(kernel, &schedule);
   rota_status status = plan_build(&kernel->spec, kernel->direction, &kernel->tiling, &schedule,
                                   request, &(*plan)->plan);
   return end(status, started, plan);
