@@ -31,8 +31,8 @@ static Trial *prepared(const char *schedule, const char *mask, int batch) {
                       .heads = 2,
                       .kv_heads = 1,
                       .batch = batch,
-                      .n_q = 800,
-                      .n_k = 800,
+                      .n_q = 600,
+                      .n_k = 600,
                       .mask = mask,
                       .backward = "ordered",
                       .schedule = schedule,
@@ -49,7 +49,7 @@ static Digest bits_with(Trial *trial, int workers, Digest *pattern) {
   Plan *before = plan->plan;
   rota_kernel *kernel = plan->kernel;
   kernel->schedule.workers = workers;
-  rota_lengths lengths = {.batch = trial->shape.batch, .n_q = 800, .n_k = 800};
+  rota_lengths lengths = {.batch = trial->shape.batch, .n_q = 600, .n_k = 600};
   rota_plan_request request = {.lengths = lengths};
   rota_plan *other;
   if (prepared_create(kernel, &request, &other) != ROTA_OK)
@@ -66,7 +66,7 @@ static Digest bits_with(Trial *trial, int workers, Digest *pattern) {
 
 static void test_workers(void **state) {
   (void)state;
-  static const char *const masks[] = {NULL, "causal", "causal & window(300, 0)"};
+  static const char *const masks[] = {NULL, "causal", "causal & window(200, 0)"};
   int changed = 0;
   for (int m = 0; m < 3; m++)
     for (int i = 0; i < SCHEDULES; i++) {
@@ -113,7 +113,7 @@ static void test_batch(void **state) {
     Trial *alone = prepared(schedules[i], "causal", 1),
           *three = prepared(schedules[i], "causal", 3);
     assert_string_equal(alone->plans[1]->digest.hex, three->plans[1]->digest.hex);
-    for (int64_t row = 0; row < 800; row++)
+    for (int64_t row = 0; row < 600; row++)
       for (int head = 0; head < 2; head++)
         for (int d = 0; d < 16; d++) {
           trial_set(three, TRIAL_Q, 0, row, head, d, trial_get(alone, TRIAL_Q, 0, row, head, d));
@@ -125,7 +125,7 @@ static void test_batch(void **state) {
           }
         }
     assert_int_equal(trial_run(three), ROTA_OK);
-    for (int64_t row = 0; row < 800; row++)
+    for (int64_t row = 0; row < 600; row++)
       for (int d = 0; d < 16; d++)
         assert_true(trial_get(alone, TRIAL_D_Q, 0, row, 1, d) ==
                     trial_get(three, TRIAL_D_Q, 0, row, 1, d));
