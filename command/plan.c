@@ -138,6 +138,9 @@ static rota_status plan_direction(const Options *options, Model *model, rota_dir
 static void print_schedule(const Planned *planned, bool first) {
   const DagFigures *figures = &planned->figures.figures;
   if (first) {
+    if (!plan_is_ordered(planned->plan))
+      printf("`%s` adds nothing in turn: nobody waits, a schedule only orders the work\n",
+             planned->plan->tiling.algorithm);
     printf("%d workers, work bound %.2f %s\n", figures->workers,
            dag_work_bound(figures) / COSTS_TICKS, planned->costs.unit);
     printf("%-24s %12s %8s %7s %12s %9s %8s  %s\n", "schedule", "makespan", "/ bound", "idle",

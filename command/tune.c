@@ -13,7 +13,7 @@
 #include "runtime/kernel.h"
 #include "runtime/prepared.h"
 
-enum { ROUNDS = 7, BATCH_MAX = 200 };
+enum { ROUNDS = 7, BATCH_MAX = 200, LEFT_OUT_MAX = 16 };
 static const double batch_seconds = 0.01; /* of launches one after another, at least */
 
 /* One candidate: what it takes in the model and on the device. */
@@ -33,7 +33,8 @@ typedef struct Tune {
   Model *model;
   Candidate *candidates;
   Trial *trials;
-  int count; /* of trials, those served first */
+  int count;               /* of trials */
+  bool told[LEFT_OUT_MAX]; /* by backward algorithm: that it is left out */
   TuningKey key;
   bool measured;
   char unit[16];
@@ -61,8 +62,12 @@ static rota_status model_trial(Tune *tune, Trial *trial) {
   planned_free(&planned);
   if (status != ROTA_UNSUPPORTED && status != ROTA_SCHEDULE)
     return status;
-  fprintf(stderr, "rota tune: %s %s is left out: %s\n", backward_name(trial->candidate->backward),
-          trial->candidate->schedule, status_message());
+  /* An algorithm that is not served is so with every schedule. */
+  bool *told = &tune->told[trial->candidate->backward % LEFT_OUT_MAX];
+  if (status == ROTA_SCHEDULE || !*told)
+    fprintf(stderr, "rota tune: %s %s is left out: %s\n", backward_name(trial->candidate->backward),
+            status == ROTA_SCHEDULE ? trial->candidate->schedule : "", status_message());
+  *told = *told || status == ROTA_UNSUPPORTED;
   status_clear();
   return ROTA_OK;
 }

@@ -65,19 +65,19 @@ local function read(text, name)
   return record
 end
 
--- How a tiling's sizes scale the record's figures: visits by their work, starts by their rows,
--- reductions by their bytes.
+-- How a tiling's sizes scale the record's figures: visits by their work, and by the blocks that
+-- share a multiprocessor, starts by their rows, reductions by their bytes.
 local function scales(tiling, spec)
   return {
-    visit = work(tiling.tile_q, tiling.tile_kv, spec.head_dim, spec.head_dim_v)
-      / work(TILE_Q, TILE_KV, HEAD_DIM, HEAD_DIM),
+    visit = tiling.blocks_per_sm * work(tiling.tile_q, tiling.tile_kv, spec.head_dim,
+      spec.head_dim_v) / work(TILE_Q, TILE_KV, HEAD_DIM, HEAD_DIM),
     start = tiling.tile_kv * (spec.head_dim + spec.head_dim_v) / (TILE_KV * 2 * HEAD_DIM),
     reduce = 4 * tiling.tile_q * spec.head_dim / REDUCE_BYTES,
   }
 end
 
--- request = {spec, tiling = {architecture, algorithm, tile_q, tile_kv}, device = text of a cost
--- file or nil, name = its name}
+-- request = {spec, tiling = {architecture, algorithm, tile_q, tile_kv, blocks_per_sm}, device =
+-- text of a cost file or nil, name = its name}
 function costs.of(request)
   local record = costs.h200
   if request.device then
