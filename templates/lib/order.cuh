@@ -5,13 +5,14 @@
 // tile, so warp w of rank r needs the sum of warps w of the ranks before it, and waits until all of
 // them have signalled, r * warps signals in all:
 //
-//   rank r - 1, warp w:   store sums ── __syncwarp ── add 1 (release)
-//                                                       │ counter >= r * warps
-//   rank r, warp w:                     load (acquire) ── __syncwarp ── load sums, add, store ...
+//   rank r - 1, warp w:   store sums -- __syncwarp -- add 1 (release)
+//                                                       | counter >= r * warps
+//   rank r, warp w:                     load (acquire) -- __syncwarp -- load sums, add, store ...
 //
 // No signal of rank r can be counted before all of rank r - 1 are: it is sent after the wait. Waits
-// are for workers with lower tickets only (the tables see to it), which run or have run: there is
-// always one that waits for nobody.
+// are for workers with lower tickets only, which run or have run; or all workers are resident (a
+// cooperative launch) and their queues are free of cycles. The plan sees to it: there is always one
+// that waits for nobody.
 #ifndef ROTA_LIB_ORDER_CUH
 #define ROTA_LIB_ORDER_CUH
 
