@@ -90,7 +90,8 @@ static rota_status random_pattern(const Schedule *schedule, const PatternView *v
     answer->start = permutation(random, view->chains);
   answer->ranks = random->portable ? RANKS_BY_START : RANKS_BY_TIME;
   if (random->hostile)
-    answer->ranks = random->portable ? RANKS_BY_START + pick(random, 3) : pick(random, 4);
+    answer->ranks =
+        (Ranks)(random->portable ? (int)RANKS_BY_START + pick(random, 3) : pick(random, 4));
   if (answer->ranks == RANKS_BY_PRIORITY) {
     answer->priority = calloc((size_t)view->chains + 1, sizeof(int64_t));
     for (int32_t chain = 0; chain < view->chains; chain++)
