@@ -62,11 +62,13 @@ static rota_status model_trial(Tune *tune, Trial *trial) {
   planned_free(&planned);
   if (status != ROTA_UNSUPPORTED && status != ROTA_SCHEDULE)
     return status;
+  char name[SYMBOL_NAME_MAX + 2];
+  snprintf(name, sizeof name, " %s", trial->candidate->schedule);
   /* An algorithm that is not served is so with every schedule. */
   bool *told = &tune->told[trial->candidate->backward % LEFT_OUT_MAX];
   if (status == ROTA_SCHEDULE || !*told)
-    fprintf(stderr, "rota tune: %s %s is left out: %s\n", backward_name(trial->candidate->backward),
-            status == ROTA_SCHEDULE ? trial->candidate->schedule : "", status_message());
+    fprintf(stderr, "rota tune: %s%s is left out: %s\n", backward_name(trial->candidate->backward),
+            status == ROTA_SCHEDULE ? name : "", status_message());
   *told = *told || status == ROTA_UNSUPPORTED;
   status_clear();
   return ROTA_OK;
