@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLAN_FILE_VERSION = 1, TILE_MAX = 1 << 20 };
+enum { PLAN_FILE_VERSION = 2, TILE_MAX = 1 << 20 };
 
 typedef struct PlanHeader {
   char magic[8];
@@ -156,6 +156,9 @@ static void wire_plan(Wire *wire, Plan *plan) {
     WIRE(wire, *sections[i]);
   WIRE(wire, plan->tensors);
   wire_int(wire, &plan->workers, 0, INT32_MAX);
+  wire_int(wire, &plan->gang, 0, INT32_MAX);
+  WIRE_ENUM(wire, plan->co_resident, bool, 1);
+  wire_string(wire, plan->schedule, sizeof plan->schedule);
   WIRE(wire, plan->workspace);
   WIRE(wire, plan->full_tiles);
   WIRE(wire, plan->partial_tiles);

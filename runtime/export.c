@@ -17,7 +17,7 @@
 #include "generator/replace.h"
 #include "runtime/export_meta.h"
 
-enum { EXPORT_FORMAT = 1, HEADER_MAX = 256 };
+enum { EXPORT_FORMAT = 2, HEADER_MAX = 256 };
 
 typedef struct Header {
   char version[32], digest[ROTA_DIGEST_SIZE];
@@ -175,6 +175,10 @@ rota_status kernel_import(rota_context *context, const char *path, int ordinal,
   free(data);
   if (status == ROTA_OK)
     status = load_imported(kernel, ordinal);
+  if (status == ROTA_OK) /* for the workers of the device that it runs on */
+    status = kernel_schedule(context, &kernel->spec, &kernel->tiling,
+                             kernel->module ? &kernel->module->device->target : &kernel->target,
+                             &kernel->schedule);
   if (status != ROTA_OK) {
     kernel_release(kernel);
     return status;

@@ -61,15 +61,26 @@ static rota_status choose_device(rota_context *context, const rota_kernel_reques
   return ROTA_OK;
 }
 
+rota_status kernel_schedule(rota_context *context, const Spec *spec, const Tiling *tiling,
+                            const Target *device, Schedule *schedule) {
+  Script *script = context_lock_script(context);
+  rota_status status = script_schedule(script, spec, tiling, device, schedule);
+  context_unlock_script(context);
+  schedule->owner = NULL;
+  return status;
+}
+
 static rota_status choose_tiling(rota_context *context, const Spec *spec,
                                  const rota_kernel_request *request, KernelChoice *choice) {
   Script *script = context_lock_script(context);
   rota_status status = script_tiling(script, spec, request->direction, request->layout,
                                      &choice->target, &choice->tiling);
-  if (status == ROTA_OK)
-    status = script_schedule(script, spec, &choice->tiling, &choice->rule);
   context_unlock_script(context);
-  return status;
+  if (status != ROTA_OK)
+    return status;
+  /* A GPU may have more or fewer multiprocessors than its kind has as a rule. */
+  const Target *device = choice->device ? &choice->device->target : &choice->target;
+  return kernel_schedule(context, spec, &choice->tiling, device, &choice->schedule);
 }
 
 rota_status kernel_choose(rota_context *context, const Spec *spec,
@@ -145,8 +156,9 @@ rota_status kernel_prepare(rota_context *context, const Spec *spec,
   kernel->device = choice.kind;
   kernel->target = choice.target;
   kernel->tiling = choice.tiling;
-  kernel->rule = choice.rule;
+  kernel->schedule = choice.schedule;
   spec_copy(&kernel->spec, spec);
+  kernel->schedule.script = kernel->spec.script;
   rota_status status = build(kernel, choice.device);
   kernel_choice_free(&choice);
   if (status != ROTA_OK) {
