@@ -11,21 +11,13 @@ typedef struct CompileState {
   json_t *list;
 } CompileState;
 
-static int dynamic_shared_bytes(const Tiling *tiling) {
-  int most = 0;
-  for (int i = 0; i < tiling->launch_count; i++)
-    if (tiling->launches[i].shared_bytes > most)
-      most = tiling->launches[i].shared_bytes;
-  return most;
-}
-
 static void print_line(const Tiling *tiling, const Target *target, rota_direction direction,
                        const Cubin *cubin) {
   printf("%-8s  %-8s %-6s %3d x %-3d  %3d registers  %3d bytes spilled  %6d bytes shared  "
          "%7zu bytes  %s",
          direction_name(direction), tiling->algorithm, target->name, tiling->tile_q,
          tiling->tile_kv, cubin->registers, cubin->spill_bytes,
-         cubin->shared_bytes + dynamic_shared_bytes(tiling), cubin->bytes,
+         cubin->shared_bytes + tiling_shared_bytes(tiling), cubin->bytes,
          cubin->hit ? "from the cache\n" : "");
   if (!cubin->hit)
     printf("compiled in %.2f s\n", cubin->seconds);
@@ -38,7 +30,7 @@ static json_t *describe(const Tiling *tiling, const Target *target, rota_directi
       direction_name(direction), "algorithm", tiling->algorithm, "architecture", target->name,
       "template", tiling->template_path, "tile_q", tiling->tile_q, "tile_kv", tiling->tile_kv,
       "registers", cubin->registers, "spill_bytes", cubin->spill_bytes, "shared_bytes",
-      cubin->shared_bytes + dynamic_shared_bytes(tiling), "cubin_bytes", (json_int_t)cubin->bytes,
+      cubin->shared_bytes + tiling_shared_bytes(tiling), "cubin_bytes", (json_int_t)cubin->bytes,
       "compile_seconds", cubin->seconds, "cache_hit", cubin->hit, "key", cubin->key.hex);
 }
 

@@ -1,6 +1,7 @@
 /* Tensors for a command: see inputs.h. */
 #include "command/inputs.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,7 @@ static rota_status read_lengths(const Options *options, const Spec *spec, Inputs
   ROTA_TRY(find_matrix(inputs, options, spec, "q", spec->head_dim, &q));
   ROTA_TRY(find_matrix(inputs, options, spec, "k", spec->head_dim, &k));
   ROTA_TRY(find_matrix(inputs, options, spec, "v", spec->head_dim_v, &v));
+  assert(q && k && v); /* or find_matrix would have failed */
   if (q->size[0] != k->size[0] || memcmp(k->size, v->size, 3 * sizeof k->size[0]) != 0)
     return status_fail(ROTA_INVALID_ARGUMENT, "%s: batch, length or heads of q, k, v disagree",
                        options->input);

@@ -21,7 +21,7 @@ static void print_help(FILE *out) {
   fprintf(out, "Usage: rota COMMAND [OPTION...] [MODEL.lua]\n"
                "Just-in-time generator of deterministic attention kernels.\n\n");
   for (int i = 0; i < COMMANDS; i++)
-    fprintf(out, "  %-8s  %s\n", commands[i].name, commands[i].text);
+    fprintf(out, "  %-9s  %s\n", commands[i].name, commands[i].text);
   fprintf(
       out,
       "\n`rota COMMAND --help` lists a command's options. A model is a Lua script, or -e CHUNK:\n"

@@ -62,6 +62,14 @@ rota_status model_each_direction(const Options *options, Model *model, Direction
   return body(options, model, ROTA_BACKWARD, state);
 }
 
+rota_status model_set_schedule(Spec *spec, const char *name) {
+  if (strlen(name) >= sizeof spec->schedule)
+    return status_fail(ROTA_SCHEDULE, "schedule '%.64s...': a name has up to %d characters", name,
+                       SYMBOL_NAME_MAX - 1);
+  snprintf(spec->schedule, sizeof spec->schedule, "%s", name);
+  return ROTA_OK;
+}
+
 const char *direction_name(rota_direction direction) {
   return direction == ROTA_FORWARD ? "forward" : "backward";
 }

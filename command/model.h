@@ -33,6 +33,9 @@ typedef rota_status DirectionBody(const Options *options, Model *model, rota_dir
 rota_status model_each_direction(const Options *options, Model *model, DirectionBody *body,
                                  void *state);
 
+/* Puts a schedule's name, perhaps with options, into a spec. SCHEDULE if it is too long. */
+rota_status model_set_schedule(Spec *spec, const char *name);
+
 const char *direction_name(rota_direction direction);
 /* "rota NAME: message" on stderr, and exit status 1. */
 int command_fail(const char *subcommand);

@@ -15,7 +15,7 @@ static const struct {
 } table[] = {
     {OPTIONS_MODEL, {"evaluate", 'e', "CHUNK", 0, "Take CHUNK as the model script", 1}},
     {OPTIONS_TARGET, {"direction", 'd', "DIRECTION", 0, "forward or backward (default: both)", 2}},
-    {OPTIONS_TARGET,
+    {OPTIONS_TARGET | OPTIONS_ARCH,
      {"arch", 'a', "ARCH", 0, "Architecture: sm_80, sm_90, ... (default: the GPU's)", 2}},
     {OPTIONS_TARGET, {"layout", 'l', "CLASS", 0, "aligned (16-byte accesses, default) or any", 2}},
     {OPTIONS_SHAPE, {"seqlen", 'n', "N[xM]", 0, "Query and key length (default 1024)", 3}},
@@ -24,16 +24,25 @@ static const struct {
      {"input", 'i', "FILE", 0, "Tensors from a .safetensors file: q, k, v, and the mask's by name",
       3}},
     {OPTIONS_SHAPE, {"set", 's', "NAME=VALUE", 0, "Value of a parameter of the mask or score", 3}},
-    {OPTIONS_RUN, {"device", 'D', "DEVICE", 0, "auto, cuda, cuda:1, ... or cpu", 4}},
+    {OPTIONS_DEVICE, {"device", 'D', "DEVICE", 0, "auto, cuda, cuda:1, ... or cpu", 4}},
     {OPTIONS_RUN, {"backward", 'B', 0, 0, "Run the backward pass as well", 4}},
     {OPTIONS_RUN, {"check", 'c', 0, 0, "Compare with a dense fp64 computation", 4}},
     {OPTIONS_RUN, {"repeat", 'r', "TIMES", 0, "Run again and compare bit for bit (default 1)", 4}},
     {OPTIONS_RUN, {"seed", 'S', "SEED", 0, "Seed of random inputs (default 1)", 4}},
-    {OPTIONS_SVG, {"svg", 'g', "FILE", 0, "Draw the tile map to FILE", 5}},
+    {OPTIONS_COSTS,
+     {"tiles", 't', "QxK", 0, "Query tiles and kv tiles, square ones, in place of --seqlen", 3}},
+    {OPTIONS_SCHEDULE,
+     {"schedule", 'P', "NAME", 0, "Schedule of the backward pass; for plan and tune also all", 4}},
+    {OPTIONS_COSTS, {"workers", 'w', "W", 0, "Workers at once (default: the GPU's)", 4}},
+    {OPTIONS_COSTS,
+     {"costs", 'C', "COSTS", 0,
+      "What the DAG model charges: c=2,r=1,handoff=0, or a file of `rota calibrate`", 4}},
+    {OPTIONS_TUNING, {"tuning", 'T', "FILE", 0, "Adopt the choices in FILE, by `rota tune`", 4}},
+    {OPTIONS_SVG, {"svg", 'g', "FILE", 0, "Draw the tile map and the schedule to FILE", 5}},
     {OPTIONS_OUTPUT, {"output", 'o', "FILE", 0, "Write to FILE instead of standard output", 5}},
     {OPTIONS_JSON, {"json", 'j', 0, 0, "Print JSON", 6}},
 };
-enum { TABLE_SIZE = sizeof table / sizeof table[0] };
+enum { TABLE_SIZE = sizeof table / sizeof table[0], WORKERS_MAX = 65536 };
 
 typedef struct ParseState {
   unsigned groups;
@@ -52,6 +61,15 @@ static int32_t parse_count(struct argp_state *state, const char *option, const c
   return (int32_t)value;
 }
 
+static void parse_tiles(struct argp_state *state, const char *text, Options *options) {
+  const char *end = text;
+  options->tiles_q = options->tiles_kv = parse_count(state, "tiles", text, 1, &end);
+  if (*end == 'x')
+    options->tiles_kv = parse_count(state, "tiles", end + 1, 1, NULL);
+  else if (*end)
+    argp_error(state, "--tiles: '%s' is neither N nor QxK", text);
+}
+
 static void parse_lengths(struct argp_state *state, const char *text, Options *options) {
   const char *end = text;
   options->n_q = options->n_k = parse_count(state, "seqlen", text, 0, &end);
@@ -63,8 +81,10 @@ static void parse_lengths(struct argp_state *state, const char *text, Options *o
 
 static void parse_value(struct argp_state *state, char *text, Options *options) {
   char *equals = strchr(text, '='), *end = NULL;
-  if (!equals || equals == text)
+  if (!equals || equals == text) {
     argp_error(state, "--set: '%s' is not NAME=VALUE", text);
+    return; /* argp_error has left the program; a compiler cannot know */
+  }
   if (options->value_count == VALUES_MAX)
     argp_error(state, "--set: more than %d values", VALUES_MAX);
   double value = strtod(equals + 1, &end);
@@ -183,6 +203,31 @@ static bool parse_action(int key, char *text, struct argp_state *state, Options 
   }
 }
 
+/* Options that say how it is scheduled. */
+static bool parse_schedule(int key, char *text, struct argp_state *state, Options *options) {
+  switch (key) {
+  case 't':
+    parse_tiles(state, text, options);
+    return true;
+  case 'w':
+    options->workers = parse_count(state, "workers", text, 1, NULL);
+    if (options->workers > WORKERS_MAX)
+      argp_error(state, "--workers: more than %d", WORKERS_MAX);
+    return true;
+  case 'C':
+    options->costs = text;
+    return true;
+  case 'P':
+    options->schedule = text;
+    return true;
+  case 'T':
+    options->tuning = text;
+    return true;
+  default:
+    return false;
+  }
+}
+
 static error_t parse_option(int key, char *text, struct argp_state *state) {
   ParseState *parse = state->input;
   if (key == ARGP_KEY_ARG)
@@ -190,6 +235,7 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
   else if (key == ARGP_KEY_END)
     parse_end(state, parse);
   else if (!parse_subject(key, text, state, parse->options) &&
+           !parse_schedule(key, text, state, parse->options) &&
            !parse_action(key, text, state, parse->options))
     return ARGP_ERR_UNKNOWN;
   return 0;

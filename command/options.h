@@ -20,6 +20,12 @@ typedef struct Options {
   const char *input;
   rota_named_value values[VALUES_MAX];
   int value_count;
+  /* schedule group */
+  int32_t tiles_q, tiles_kv; /* 0: by --seqlen */
+  int32_t workers;           /* 0: the device's */
+  const char *costs;         /* NAME=NUMBER,... or a cost file; NULL: the device's */
+  const char *schedule;      /* NULL: the model's; "all" */
+  const char *tuning;        /* a tuning file */
   /* output */
   bool json;
   const char *output, *svg;
@@ -38,11 +44,16 @@ enum {
   OPTIONS_MODEL = 1,  /* MODEL.lua or -e */
   OPTIONS_TARGET = 2, /* --direction --arch --layout */
   OPTIONS_SHAPE = 4,  /* --seqlen --batch --input --set */
-  OPTIONS_RUN = 8,    /* --device --backward --check --repeat --seed */
+  OPTIONS_RUN = 8,    /* --backward --check --repeat --seed */
   OPTIONS_SVG = 16,
   OPTIONS_OUTPUT = 32,
   OPTIONS_JSON = 64,
-  OPTIONS_ACTION = 128, /* one operand */
+  OPTIONS_ACTION = 128,   /* one operand */
+  OPTIONS_SCHEDULE = 256, /* --schedule */
+  OPTIONS_COSTS = 512,    /* --costs --workers --tiles */
+  OPTIONS_TUNING = 1024,
+  OPTIONS_DEVICE = 2048, /* --device */
+  OPTIONS_ARCH = 4096,   /* --arch alone */
 };
 
 /* Parses arguments[1 ..] of subcommand arguments[0]; exits with 64 on a usage error, 0 after

@@ -117,7 +117,8 @@ static rota_status judge(const RunState *run, const RunErrors *errors) {
 int command_run(int count, char **arguments) {
   Options options;
   options_parse(count, arguments,
-                OPTIONS_MODEL | OPTIONS_SHAPE | OPTIONS_RUN | OPTIONS_OUTPUT | OPTIONS_JSON,
+                OPTIONS_MODEL | OPTIONS_SHAPE | OPTIONS_RUN | OPTIONS_DEVICE | OPTIONS_SCHEDULE |
+                    OPTIONS_TUNING | OPTIONS_OUTPUT | OPTIONS_JSON,
                 "MODEL.lua",
                 "Runs the model's attention on tensors of a file, or on random ones. --output "
                 "writes the results as .safetensors. Fails if --check finds a result wrong, or "

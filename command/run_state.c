@@ -3,7 +3,11 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "generator/clock.h"
+
+#include "command/tuning.h"
+#include "runtime/kernel.h"
 
 static void describe_tensors(RunState *run) {
   const Spec *spec = &run->model.spec;
@@ -100,8 +104,10 @@ static void fill_arguments(RunState *run) {
                                     .d_sink = tensors[RUN_d_sink].address};
 }
 
-static rota_status prepare(RunState *run, int pass) {
-  rota_kernel_request request = {.direction = pass == 0 ? ROTA_FORWARD : ROTA_BACKWARD,
+/* Kernel and plan of one direction. */
+static rota_status prepare(RunState *run, const rota_spec *chosen, rota_direction direction,
+                           rota_kernel **kernel, rota_plan **plan) {
+  rota_kernel_request request = {.direction = direction,
                                  .device = run->options->device,
                                  .device_ordinal = run->options->ordinal,
                                  .layout = run->options->layout,
@@ -110,9 +116,34 @@ static rota_status prepare(RunState *run, int pass) {
   int64_t vector = 16 / dtype_size(spec->dtype); /* elements of a 16-byte access */
   if (spec->head_dim % vector || spec->head_dim_v % vector)
     request.layout = ROTA_LAYOUT_ANY;
-  ROTA_TRY(rota_kernel_prepare(run->context, run->spec, &request, &run->kernels[pass]));
+  ROTA_TRY(rota_kernel_prepare(run->context, chosen, &request, kernel));
   rota_plan_request plan_request = inputs_plan_request(run->options, &run->inputs);
-  return rota_plan_create(run->kernels[pass], &plan_request, &run->plans[pass]);
+  return rota_plan_create(*kernel, &plan_request, plan);
+}
+
+rota_status run_prepare_backward(RunState *run, Backward backward, const char *schedule,
+                                 rota_kernel **kernel, rota_plan **plan) {
+  *kernel = NULL;
+  *plan = NULL;
+  rota_spec chosen;
+  spec_copy(&chosen.spec, &run->spec->spec);
+  chosen.spec.backward = backward;
+  rota_status status = model_set_schedule(&chosen.spec, schedule);
+  if (status == ROTA_OK)
+    status = prepare(run, &chosen, ROTA_BACKWARD, kernel, plan);
+  spec_free(&chosen.spec);
+  return status;
+}
+
+/* --tuning and --schedule: how the backward pass is done, in the spec. */
+static rota_status choose_how(RunState *run) {
+  const Options *options = run->options;
+  if (options->tuning) {
+    ROTA_TRY(tuning_adopt(options, &run->model));
+    run->spec->spec.backward = run->model.spec.backward;
+    ROTA_TRY(model_set_schedule(&run->spec->spec, run->model.spec.schedule));
+  }
+  return options->schedule ? model_set_schedule(&run->spec->spec, options->schedule) : ROTA_OK;
 }
 
 rota_status run_open(const Options *options, RunState *run) {
@@ -122,8 +153,10 @@ rota_status run_open(const Options *options, RunState *run) {
   ROTA_TRY(rota_context_create(NULL, &run->context));
   ROTA_TRY(
       rota_spec_create_from_script(run->context, run->model.text, run->model.name, &run->spec));
+  ROTA_TRY(choose_how(run));
   for (int pass = 0; pass < run->passes; pass++)
-    ROTA_TRY(prepare(run, pass));
+    ROTA_TRY(prepare(run, run->spec, pass == 0 ? ROTA_FORWARD : ROTA_BACKWARD, &run->kernels[pass],
+                     &run->plans[pass]));
   rota_kernel_info info;
   rota_kernel_get_info(run->kernels[0], &info);
   run->device = info.device;
@@ -153,19 +186,24 @@ void run_close(RunState *run) {
   model_close(&run->model);
 }
 
-static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static rota_status run_pass(RunState *run, int pass, double *seconds) {
   ROTA_TRY(buffers_synchronize(&run->buffers));
-  double start = now();
+  double start = clock_seconds();
   ROTA_TRY(rota_run(run->plans[pass], &run->arguments, run->workspaces[pass],
                     rota_plan_workspace_size(run->plans[pass]), NULL));
   ROTA_TRY(buffers_synchronize(&run->buffers));
-  *seconds = now() - start;
+  *seconds = clock_seconds() - start;
+  return ROTA_OK;
+}
+
+rota_status run_time_backward(RunState *run, const rota_plan *plan, void *workspace, int count,
+                              double *seconds) {
+  ROTA_TRY(buffers_synchronize(&run->buffers));
+  double start = clock_seconds();
+  for (int i = 0; i < count; i++)
+    ROTA_TRY(rota_run(plan, &run->arguments, workspace, rota_plan_workspace_size(plan), NULL));
+  ROTA_TRY(buffers_synchronize(&run->buffers));
+  *seconds = (clock_seconds() - start) / count;
   return ROTA_OK;
 }
 

@@ -59,6 +59,15 @@ typedef struct RunState {
 
 rota_status run_open(const Options *options, RunState *run);
 void run_close(RunState *run);
+
+/* The backward pass by another algorithm or schedule, on the same tensors; the caller destroys
+ * both, also on failure. */
+rota_status run_prepare_backward(RunState *run, Backward backward, const char *schedule,
+                                 rota_kernel **kernel, rota_plan **plan);
+/* Seconds of one of `count` backward passes one after another; needs o and lse of run_repeat. */
+rota_status run_time_backward(RunState *run, const rota_plan *plan, void *workspace, int count,
+                              double *seconds);
+
 /* Runs all repetitions; outputs of the first stay in tensors[].host. */
 rota_status run_repeat(RunState *run);
 

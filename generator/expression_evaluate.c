@@ -117,15 +117,18 @@ static void evaluate_leaf(const Block *block, const Node *node, int count, Lanes
 __attribute__((noinline)) static void evaluate_tensor(const Block *block, const Node *node,
                                                       int count, Lanes *out) {
   const TensorBinding *tensor = &block->bindings->tensors[node->value.i];
-  int64_t offset[LANES] = {0}; /* elements; -1 outside the tensor */
-  bool present = tensor->data != NULL;
+  if (!tensor->data) { /* reads as 0 */
+    memset(out, 0, sizeof *out);
+    return;
+  }
+  int64_t offset[LANES] = {0}; /* elements; INT64_MIN outside the tensor */
   for (int d = 0; d < node->operands; d++) {
     Lanes index;
     evaluate_wide(block, node->operand[d], count, &index);
     uint64_t size = tensor->size[d] > 0 ? (uint64_t)tensor->size[d] : 0;
     int64_t stride = tensor->stride[d];
     for (int i = 0; i < count; i++) {
-      bool inside = present && offset[i] != INT64_MIN && (uint64_t)index.wide[i] < size;
+      bool inside = offset[i] != INT64_MIN && (uint64_t)index.wide[i] < size;
       offset[i] = inside ? offset[i] + index.wide[i] * stride : INT64_MIN;
     }
   }

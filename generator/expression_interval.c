@@ -311,7 +311,7 @@ static void interval_of_select(const Node *nodes, const Node *node, const Bindin
 void interval_of_node(const Node *nodes, int index, const Bindings *bindings, const Box *box,
                       Interval *result) {
   const Node *node = &nodes[index];
-  result->affine = false;
+  *result = (Interval){.affine = false}; /* what a type does not speak of is zero */
   if (node->operation == OP_TENSOR)
     interval_of_tensor(nodes, node, bindings, box, result);
   else if (node->operands == 0)

@@ -1,16 +1,16 @@
 /* Level 6. The frame of a picture, and the tile map in it.
  *
  *     title
- *     figures of the map          | figures of the roster
+ *     figures of the map          | figures of the schedule
  *     keys ->                     | time ->
- *   q +-----------------+         +------------------------+
- *   u | full  partial   |       c | busy   waiting         |
- *   v +-----------------+       v +------------------------+
- *     legend
+ *   q +-----------------+ colours +------------------------+
+ *   u | full  partial   | of    w | visits   stalls        |
+ *   e +-----------------+ tiles o +------------------------+
+ *     legend                      legend
  */
 #include "generator/picture.h"
 
-#include "generator/picture_roster.h"
+#include "generator/picture_order.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -220,6 +220,20 @@ static void draw_grid(const TileMap *map, Plot plot, Text *svg) {
   text_append(svg, "\"/>\n");
 }
 
+/* Which colour the visits of a query tile have in the chart. */
+static void draw_colours(const TileMap *map, Plot plot, Text *svg) {
+  int top = 0;
+  for (int32_t q = 0; q < map->q_tiles;) {
+    int shade = shade_of(q, map->q_tiles);
+    while (q < map->q_tiles && shade_of(q, map->q_tiles) == shade)
+      q++;
+    int end = (int)((int64_t)q * plot.height / map->q_tiles);
+    text_format(svg, "<rect class=\"s%d\" x=\"%d\" y=\"%d\" width=\"8\" height=\"%d\"/>\n", shade,
+                LEFT + plot.width + 4, TOP + top, end - top);
+    top = end;
+  }
+}
+
 /* Axes count tokens; the last tiles may reach past them, so the axis ends at the tiles' end. */
 static void map_axes(const TileMap *map, Plot plot, Text *svg) {
   int64_t columns = (int64_t)map->kv_tiles * map->request.tile_kv;
@@ -254,10 +268,14 @@ static rota_status draw_map(const Picture *picture, Plot plot, int32_t *cell, Te
     text_append(svg, "<rect class=\"empty\" width=\"100%\" height=\"100%\"/>\n");
     path_append(svg, "full", &paths.full);
     path_append(svg, "partial", &paths.partial);
+    if (picture->pattern)
+      status = order_draw(picture->pattern, picture->group_head, svg);
     text_append(svg, "</svg>\n");
     draw_grid(map, plot, svg);
     if (picture->pattern)
       number_tiles(picture, plot, svg);
+    if (picture->gantt)
+      draw_colours(map, plot, svg);
     map_axes(map, plot, svg);
   }
   text_free(&paths.full);
@@ -267,7 +285,8 @@ static rota_status draw_map(const Picture *picture, Plot plot, int32_t *cell, Te
 
 /* ---- Words ---- */
 
-static void map_figures(const TileMap *map, int32_t cell, Text *svg) {
+static void map_figures(const Picture *picture, int32_t cell, Text *svg) {
+  const TileMap *map = picture->map;
   int64_t all = (int64_t)map->q_tiles * map->kv_tiles;
   int64_t empty = all - map->full_tiles - map->partial_tiles;
   text_format(svg, "<text class=\"figures\" x=\"%d\" y=\"56\">%d x %d tokens in tiles of %d x %d",
@@ -280,25 +299,29 @@ static void map_figures(const TileMap *map, int32_t cell, Text *svg) {
   x = legend_append(svg, x, y, "full", "full", map->full_tiles, all);
   x = legend_append(svg, x, y, "partial", "partial", map->partial_tiles, all);
   legend_append(svg, x, y, "empty", "empty", empty, all);
+  if (picture->pattern)
+    text_format(svg,
+                "<text x=\"%d\" y=\"%d\">the later its chain visits it, the darker a tile</text>\n",
+                LEFT, y + 22);
 }
 
 static const char style[] =
     "<style>text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:16px;font-weight:600}"
     ".label,.number text,.tick-x{text-anchor:middle}.tick-y{text-anchor:end}"
     ".number text{font-size:11px;fill:#fff}.full{fill:#2b6a99}.partial{fill:#d98b2b}"
-    ".empty{fill:#ecebe6}.busy{fill:#2b6a99}.wait{fill:#e7b9b0}"
+    ".empty{fill:#ecebe6}"
     ".grid{fill:none;stroke:#fff;stroke-width:1}"
-    ".axis{fill:none;stroke:#888}</style>\n";
+    ".axis{fill:none;stroke:#888}";
 
 rota_status picture_draw(const Picture *picture, Text *svg) {
   Plot plot = map_plot(picture->map);
-  int height = plot.height > ROSTER_HEIGHT_MIN ? plot.height : ROSTER_HEIGHT_MIN;
-  if (!picture->pattern)
-    height = plot.height;
+  int height = plot.height;
+  if (picture->gantt && gantt_height(picture->gantt) > height)
+    height = gantt_height(picture->gantt);
   int map_width = plot.width > WORDS_WIDTH ? plot.width : WORDS_WIDTH;
   int width = LEFT + map_width + RIGHT;
-  if (picture->pattern)
-    width += GAP + ROSTER_WIDTH;
+  if (picture->gantt)
+    width += GAP + GANTT_WIDTH;
   int total = TOP + height + LEGEND;
   text_format(svg,
               "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
@@ -310,6 +333,9 @@ rota_status picture_draw(const Picture *picture, Text *svg) {
     text_append(svg, "</title>\n");
   }
   text_append(svg, style);
+  order_style(svg);
+  gantt_style(svg);
+  text_append(svg, "</style>\n");
   text_format(svg, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", width, total);
   if (picture->title) {
     text_format(svg, "<text class=\"title\" x=\"%d\" y=\"30\">", LEFT);
@@ -318,9 +344,9 @@ rota_status picture_draw(const Picture *picture, Text *svg) {
   }
   int32_t cell;
   ROTA_TRY(draw_map(picture, plot, &cell, svg));
-  map_figures(picture->map, cell, svg);
-  if (picture->pattern)
-    ROTA_TRY(roster_draw(picture->pattern, LEFT + map_width + GAP, TOP, height, svg));
+  map_figures(picture, cell, svg);
+  if (picture->gantt)
+    gantt_draw(picture->gantt, LEFT + map_width + GAP, TOP, svg);
   text_append(svg, "</svg>\n");
   return text_status(svg);
 }

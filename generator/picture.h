@@ -1,8 +1,9 @@
-/* Level 6. Drawings of a plan, as SVG: the tile map of one query head and, beside it, the roster of
- * its schedule. */
+/* Level 6. Drawings of a plan, as SVG: the tile map of one query head with the order in which its
+ * tiles are visited and, beside it, the Gantt chart of the whole batch. */
 #ifndef ROTA_GENERATOR_PICTURE_H
 #define ROTA_GENERATOR_PICTURE_H
 
+#include "generator/picture_gantt.h"
 #include "generator/schedule.h"
 #include "generator/text.h"
 
@@ -10,7 +11,8 @@ typedef struct Picture {
   const char *title;      /* one line; NULL: none */
   const TileMap *map;     /* of the query head that is drawn */
   const Pattern *pattern; /* of its kv head; NULL: the tile map alone */
-  int group_head;         /* the drawn head's place in its group: whose visits number the tiles */
+  int group_head;         /* the drawn head's place in its group: whose visits are shown */
+  const Gantt *gantt;     /* NULL: no chart */
 } Picture;
 
 /* Appends one <svg> element. Runs of tiles become one shape per kind, so that the size follows the

@@ -5,8 +5,7 @@
  * The image is one block, so that a device gets it in one copy: sections in the order of Plan's
  * fields, then the tensors of the mask. Everything on the way is freed before plan_build returns.
  */
-#include "generator/plan.h"
-
+#include "generator/plan_problem.h"
 #include "generator/plan_tables.h"
 #include "generator/plan_values.h"
 
@@ -87,7 +86,7 @@ RotaWorkspace workspace_layout(rota_direction direction, const Tiling *tiling, i
   return workspace;
 }
 
-/* ---- Figures and digest ---- */
+/* ---- Figures ---- */
 
 /* Sums over sequences; where heads differ, over heads too, and the mean of them. */
 static void count_tiles(Plan *plan, const Planes *planes) {
@@ -103,34 +102,6 @@ static void count_tiles(Plan *plan, const Planes *planes) {
   plan->full_tiles /= planes->map_heads;
   plan->partial_tiles /= planes->map_heads;
   plan->empty_tiles = empty / planes->map_heads;
-}
-
-static void digest_section(DigestStream *stream, const Plan *plan, RotaSection section,
-                           size_t size) {
-  digest_add(stream, section_at(plan, section), (size_t)section.count * size);
-}
-
-rota_status plan_digest_tables(const Plan *plan, Digest *digest) {
-  DigestStream *stream = digest_begin();
-  if (!stream)
-    return status_fail(ROTA_OUT_OF_MEMORY, "plan: no memory for its digest");
-  const int32_t header[] = {(int32_t)plan->direction, plan->heads,          plan->kv_heads,
-                            plan->tiling.tile_q,      plan->tiling.tile_kv, plan->lengths->packed};
-  digest_add(stream, header, sizeof header);
-  digest_add(stream, &plan->scale, sizeof plan->scale);
-  digest_section(stream, plan, plan->sequences, sizeof(RotaSequence));
-  digest_section(stream, plan, plan->rows, sizeof(RotaRow));
-  digest_section(stream, plan, plan->runs, sizeof(RotaRun));
-  digest_section(stream, plan, plan->chains, sizeof(RotaChain));
-  digest_section(stream, plan, plan->visits, sizeof(RotaVisit));
-  for (int i = 0; i < plan->symbols.parameter_count; i++)
-    digest_add(stream, &plan->bindings.parameters[i], sizeof(Scalar));
-  for (int i = 0; i < plan->symbols.tensor_count; i++) {
-    digest_add(stream, plan->bindings.tensors[i].size, sizeof plan->bindings.tensors[i].size);
-    digest_section(stream, plan, plan->tensors[i], sizeof(float));
-  }
-  *digest = digest_end(stream);
-  return ROTA_OK;
 }
 
 /* ---- Building ---- */
@@ -151,7 +122,8 @@ static rota_status set_heads(const Spec *spec, const rota_plan_request *request,
 }
 
 /* Sizes first, then the image, then the tables in place: nothing is copied twice. */
-static rota_status write_tables(const Spec *spec, const Planes *planes, Plan *plan) {
+static rota_status write_tables(const Spec *spec, const Schedule *schedule, const Planes *planes,
+                                Plan *plan) {
   int token = (spec->head_dim + spec->head_dim_v) * dtype_size(spec->dtype);
   /* Chains that add to dQ share its fp32 sums besides. */
   int sums = plan_is_ordered(plan) ? spec->head_dim * (int)sizeof(float) : 0;
@@ -161,8 +133,8 @@ static rota_status write_tables(const Spec *spec, const Planes *planes, Plan *pl
                            .kv_heads = plan->kv_heads,
                            .tile_q = plan->tiling.tile_q,
                            .tile_kv = plan->tiling.tile_kv,
-                           .backward = plan->direction == ROTA_BACKWARD,
-                           .in_start_order = plan_is_ordered(plan),
+                           .schedule = plan->direction == ROTA_BACKWARD ? schedule : NULL,
+                           .ordered = plan_is_ordered(plan),
                            .q_bytes = token + sums,
                            .kv_bytes = token};
   TableCounts counts;
@@ -177,7 +149,8 @@ static rota_status write_tables(const Spec *spec, const Planes *planes, Plan *pl
                    .chain_items = section_at(plan, plan->chain_items),
                    .queue = section_at(plan, plan->queue)};
   ROTA_TRY(tables_fill(&request, &counts, &tables));
-  plan->workers = (int32_t)counts.chain_items;
+  plan->queue.count = counts.queue;
+  plan->workers = counts.queue > 0 ? (int32_t)counts.queue - 1 : 0;
   plan->workspace =
       workspace_layout(plan->direction, &plan->tiling, spec->head_dim, counts.row_items);
   count_tiles(plan, planes);
@@ -185,7 +158,7 @@ static rota_status write_tables(const Spec *spec, const Planes *planes, Plan *pl
 }
 
 /* Planes live only while the tables are written. */
-static rota_status build_tables(const Spec *spec, const ScheduleRule *rule, Plan *plan) {
+static rota_status build_tables(const Spec *spec, const Schedule *schedule, Plan *plan) {
   PlanesRequest request = {.mask = spec->mask,
                            .score = spec->score,
                            .symbols = &plan->symbols,
@@ -195,7 +168,7 @@ static rota_status build_tables(const Spec *spec, const ScheduleRule *rule, Plan
                            .kv_heads = plan->kv_heads,
                            .tile_q = plan->tiling.tile_q,
                            .tile_kv = plan->tiling.tile_kv,
-                           .rule = plan->direction == ROTA_BACKWARD ? rule : NULL};
+                           .schedule = plan->direction == ROTA_BACKWARD ? schedule : NULL};
   Planes *planes;
   rota_status status = expression_prepare_ranges(&plan->symbols, &plan->bindings);
   if (status == ROTA_OK)
@@ -203,27 +176,36 @@ static rota_status build_tables(const Spec *spec, const ScheduleRule *rule, Plan
   expression_release_ranges(&plan->bindings);
   if (status != ROTA_OK)
     return status;
-  status = write_tables(spec, planes, plan);
+  status = write_tables(spec, schedule, planes, plan);
   planes_destroy(planes);
   return status;
 }
 
+/* Patterns are verified by now, each alone. Tickets in start order add no wait to theirs; any other
+ * queue is run. */
+static rota_status verify_queues(const Schedule *schedule, Plan *plan) {
+  if (!plan_is_ordered(plan) || (schedule->portable && schedule->assignment == ASSIGN_TICKETS))
+    return ROTA_OK;
+  return plan_verify_queues(plan, &plan->co_resident);
+}
+
 /* The bindings borrow the caller's tensors until the image has its own copies. */
-static rota_status build(const Spec *spec, const ScheduleRule *rule,
+static rota_status build(const Spec *spec, const Schedule *schedule,
                          const rota_plan_request *request, Plan *plan) {
   ROTA_TRY(set_heads(spec, request, plan));
   ROTA_TRY(lengths_create(&request->lengths, &plan->lengths));
   ROTA_TRY(plan_bind_values(&plan->symbols, request, &plan->bindings));
-  ROTA_TRY(build_tables(spec, rule, plan));
+  ROTA_TRY(build_tables(spec, schedule, plan));
   own_tensors(plan);
+  ROTA_TRY(verify_queues(schedule, plan));
   return plan_digest_tables(plan, &plan->pattern_digest);
 }
 
 rota_status plan_build(const Spec *spec, rota_direction direction, const Tiling *tiling,
-                       const ScheduleRule *rule, const rota_plan_request *request, Plan **plan) {
+                       const Schedule *schedule, const rota_plan_request *request, Plan **plan) {
   *plan = NULL;
-  if (direction == ROTA_BACKWARD && !rule)
-    return status_fail(ROTA_INTERNAL, "plan: the backward pass needs a schedule rule");
+  if (direction == ROTA_BACKWARD && !schedule)
+    return status_fail(ROTA_INTERNAL, "plan: the backward pass needs a schedule");
   Plan *result = memory_allocate(1, sizeof(Plan));
   if (!result)
     return ROTA_OUT_OF_MEMORY;
@@ -231,7 +213,11 @@ rota_status plan_build(const Spec *spec, rota_direction direction, const Tiling 
   result->scale = spec->scale;
   result->tiling = *tiling;
   result->symbols = spec->symbols;
-  rota_status status = build(spec, rule, request, result);
+  if (direction == ROTA_BACKWARD) {
+    result->gang = schedule->workers;
+    memcpy(result->schedule, schedule->name, sizeof result->schedule);
+  }
+  rota_status status = build(spec, schedule, request, result);
   if (status == ROTA_OK)
     *plan = result;
   else

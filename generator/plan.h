@@ -25,18 +25,22 @@ typedef struct Plan {
   RotaSection chains, visits, chain_items, queue; /* count 0 in a forward plan */
   RotaSection
       tensors[TENSORS_MAX]; /* elements of plan-owned tensors; count 0: passed at each run */
-  int32_t workers;
-  RotaWorkspace workspace; /* offsets and total bytes */
+  int32_t workers;          /* queues: blocks of a launch over workers */
+  int32_t gang;     /* blocks that the schedule took to be resident together; 0 in a forward plan */
+  bool co_resident; /* a worker may wait for any other: all of them must be resident */
+  char schedule[SYMBOL_NAME_MAX]; /* name, "" in a forward plan */
+  RotaWorkspace workspace;        /* offsets and total bytes */
   int64_t full_tiles, partial_tiles, empty_tiles;
-  /* Of all that decides bits beside the cubin: lengths, heads, scale, values, tensors, and the
-   * tables runs, rows, chains, visits; not the items' order. */
+  /* Of all that decides bits beside the cubin: heads, scale, values, tensors, and for each sequence
+   * its lengths, runs and visits; not the items' order, nor how often or where a sequence occurs.
+   */
   Digest pattern_digest;
 } Plan;
 
-/* Builds maps (one per distinct mask plane), pattern and assignment, verifies, lays out. `rule` may
- * be NULL for FORWARD. */
+/* Builds maps (one per distinct mask plane), pattern and assignment, verifies, lays out. `schedule`
+ * may be NULL for FORWARD. */
 rota_status plan_build(const Spec *spec, rota_direction direction, const Tiling *tiling,
-                       const ScheduleRule *rule, const rota_plan_request *request, Plan **plan);
+                       const Schedule *schedule, const rota_plan_request *request, Plan **plan);
 void plan_destroy(Plan *plan);
 /* Blocks of a launch; 0 is possible: there is nothing to launch then. */
 int64_t plan_grid(const Plan *plan, Grid grid);

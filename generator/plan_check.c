@@ -1,7 +1,8 @@
 /* Level 7. Checks a plan's tables as a kernel would use them, independent of what wrote them: a
  * plan may come from a file. */
-#include "generator/plan.h"
+#include "generator/plan_problem.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 typedef struct Check {
@@ -175,10 +176,6 @@ static rota_status check_visit(Check *check, int32_t item, const RotaChain *chai
   if (check->seen[at] == item)
     return damaged("visit", index, "repeats another of its chain");
   check->seen[at] = item;
-  /* Items are taken up in order: an ordered kernel ends if, one item after another, no visit has to
-   * wait. */
-  if (plan_is_ordered(plan) && rank != check->added[at])
-    return damaged("visit", index, "would wait for a later one");
   check->added[at]++;
   if (rank >= check->total[at] ||
       ((visit.tile & ROTA_VISIT_LAST) != 0) != (rank == check->total[at] - 1))
@@ -216,6 +213,21 @@ static rota_status check_queue(const Plan *plan) {
   return ROTA_OK;
 }
 
+/* Workers take up their items in order: an ordered kernel ends if none waits for ever. */
+static rota_status check_waits(const Plan *plan) {
+  bool co_resident;
+  rota_status status = plan_verify_queues(plan, &co_resident);
+  if (status == ROTA_SCHEDULE) {
+    char message[512];
+    snprintf(message, sizeof message, "%s", status_message());
+    return status_fail(ROTA_FILE, "plan: %s; build the plan again", message);
+  }
+  if (status == ROTA_OK && co_resident && !plan->co_resident)
+    return status_fail(ROTA_FILE, "plan: its workers wait for one another, but it does not say so; "
+                                  "build the plan again");
+  return status;
+}
+
 /* ---- All together ---- */
 
 static rota_status check_rows(Check *check) {
@@ -239,7 +251,7 @@ static rota_status check_chains(Check *check) {
   for (int64_t i = 0; i < plan->row_items.count; i++)
     if (check->added[i] != check->total[i])
       return damaged("query tile and head", i, "does not get all of its partials");
-  return ROTA_OK;
+  return plan_is_ordered(plan) ? check_waits(plan) : ROTA_OK;
 }
 
 /* Every later access relies on these. */
@@ -254,8 +266,8 @@ static rota_status check_sections(const Plan *plan) {
   ROTA_TRY(check_section(plan, "chains", plan->chains, any, sizeof(RotaChain)));
   ROTA_TRY(check_section(plan, "visits", plan->visits, any, sizeof(RotaVisit)));
   ROTA_TRY(check_section(plan, "chain_items", plan->chain_items, any, sizeof(RotaItem)));
-  if (plan->workers < 0 || (!backward && plan->workers != 0))
-    return status_fail(ROTA_FILE, "plan: %d workers", plan->workers);
+  if (plan->workers < 0 || (!backward && plan->workers != 0) || (backward && plan->gang < 1))
+    return status_fail(ROTA_FILE, "plan: %d workers for a gang of %d", plan->workers, plan->gang);
   int64_t queue = backward ? (int64_t)plan->workers + 1 : 0;
   return check_section(plan, "queue", plan->queue, queue, sizeof(int));
 }

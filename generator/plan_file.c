@@ -6,16 +6,13 @@
  * bytes but itself; it finds accidents. Against intent, every count is bounded before it is used,
  * and plan_check walks the tables before a plan is handed out. */
 #include "generator/plan.h"
+#include "generator/replace.h"
 #include "generator/text.h"
 
-#include <errno.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { PLAN_FILE_VERSION = 1, TILE_MAX = 1 << 20 };
+enum { PLAN_FILE_VERSION = 2, TILE_MAX = 1 << 20 };
 
 typedef struct PlanHeader {
   char magic[8];
@@ -159,6 +156,9 @@ static void wire_plan(Wire *wire, Plan *plan) {
     WIRE(wire, *sections[i]);
   WIRE(wire, plan->tensors);
   wire_int(wire, &plan->workers, 0, INT32_MAX);
+  wire_int(wire, &plan->gang, 0, INT32_MAX);
+  WIRE_ENUM(wire, plan->co_resident, bool, 1);
+  wire_string(wire, plan->schedule, sizeof plan->schedule);
   WIRE(wire, plan->workspace);
   WIRE(wire, plan->full_tiles);
   WIRE(wire, plan->partial_tiles);
@@ -182,37 +182,6 @@ static rota_status digest_file(const PlanHeader *header, const void *fields, con
 
 /* ---- Saving ---- */
 
-static rota_status cannot_write(const char *path) {
-  return status_fail(ROTA_FILE, "%s: cannot write the plan: %s", path, strerror(errno));
-}
-
-/* Tells apart what processes and threads write beside one target. */
-static atomic_uint writes;
-
-/* Written beside the target and renamed: a reader never sees half a plan. */
-static rota_status write_file(const char *path, const PlanHeader *header, const Text *fields,
-                              const unsigned char *image) {
-  Text aside = {0};
-  unsigned number = atomic_fetch_add(&writes, 1);
-  text_format(&aside, "%s.%ld.%u.partial", path, (long)getpid(), number);
-  rota_status status = text_status(&aside);
-  if (status == ROTA_OK) {
-    FILE *file = fopen(aside.data, "wb");
-    bool good = file && fwrite(header, sizeof *header, 1, file) == 1 &&
-                fwrite(fields->data, fields->length, 1, file) == 1 &&
-                fwrite(image, (size_t)header->image_bytes, 1, file) == 1;
-    if (file && fclose(file) != 0)
-      good = false;
-    if (!good || rename(aside.data, path) != 0) {
-      status = cannot_write(path);
-      if (file)
-        remove(aside.data);
-    }
-  }
-  text_free(&aside);
-  return status;
-}
-
 rota_status plan_save(const Plan *plan, const Digest *key, const char *path) {
   Plan *copy = memory_allocate(1, sizeof(Plan)); /* wire_string tidies what it writes */
   if (!copy)
@@ -232,7 +201,9 @@ rota_status plan_save(const Plan *plan, const Digest *key, const char *path) {
     status = digest_file(&header, fields.data, plan->image, &digest);
   if (status == ROTA_OK) {
     memcpy(header.digest, digest.hex, sizeof header.digest);
-    status = write_file(path, &header, &fields, plan->image);
+    const FilePiece pieces[] = {
+        {&header, sizeof header}, {fields.data, fields.length}, {plan->image, plan->image_bytes}};
+    status = file_replace(path, "the plan", pieces, 3);
   }
   text_free(&fields);
   return status;
@@ -319,7 +290,7 @@ rota_status plan_load(const char *path, const Digest *key, Plan **plan) {
   char *data;
   size_t length;
   ROTA_TRY(text_read_file(path, &data, &length));
-  PlanHeader header;
+  PlanHeader header = {0};
   rota_status status = check_header(path, data, length, &header);
   if (status == ROTA_OK && memcmp(header.key, key->hex, sizeof header.key) != 0)
     status = status_fail(ROTA_INVALID_ARGUMENT,

@@ -1,6 +1,7 @@
 /* Level 1. The order of a launch's blocks. */
 #include "generator/plan_items.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 /* Bytes of a wave's common reads: with what streams past, within the L2 of every target (40 MB and
@@ -72,6 +73,7 @@ static int64_t add_pair(const ItemsRequest *request, int32_t sequence, int kv_he
     int32_t base = request->first[sequence] + (request->per_head ? head * tiles : 0);
     for (int32_t i = 0; i < tiles; i++) {
       int32_t tile = request->start ? request->start[base + i] : i;
+      assert(keys); /* reserved for each item */
       keys[count] = request->start ? i : longest - request->work[base + tile];
       items[count++] = (RotaItem){base + tile, head};
     }
@@ -95,6 +97,7 @@ static void sort_wave(Sorter *sorter, int32_t largest, RotaItem *items, int64_t 
 
 static rota_status order_waves(const ItemsRequest *request, const SequenceKey *keys,
                                int32_t largest, Sorter *sorter, RotaItem *items) {
+  bool sorts = !request->start || request->turns;
   int64_t begin = 0, end = 0, bytes = 0; /* of the wave so far */
   int32_t longest = 0;                   /* of its first sequence, so of the wave */
   for (int32_t i = 0; i < request->batch; i++) {
@@ -102,7 +105,8 @@ static rota_status order_waves(const ItemsRequest *request, const SequenceKey *k
     int64_t pair = (int64_t)request->tiles[sequence] * request->heads_per_pair;
     for (int kv_head = 0; kv_head < request->kv_heads; kv_head++) {
       if (end > begin && bytes + request->bytes[sequence] > WAVE_BYTES) {
-        sort_wave(sorter, largest, items + begin, end - begin);
+        if (sorts)
+          sort_wave(sorter, largest, items + begin, end - begin);
         begin = end;
         bytes = 0;
       }
@@ -113,7 +117,8 @@ static rota_status order_waves(const ItemsRequest *request, const SequenceKey *k
       bytes += request->bytes[sequence];
     }
   }
-  sort_wave(sorter, largest, items + begin, end - begin);
+  if (sorts)
+    sort_wave(sorter, largest, items + begin, end - begin);
   return ROTA_OK;
 }
 

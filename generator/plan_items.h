@@ -21,8 +21,8 @@ typedef struct ItemsRequest {
   const int32_t *tiles; /* [batch] its entries per head */
   const int64_t *bytes; /* [batch] what the items of one pair read in common */
   const int32_t *work;  /* [table] tiles of an entry */
-  const int32_t *
-      start; /* NULL, or [table]: tiles in the order in which they must start, which is then kept */
+  const int32_t *start; /* NULL, or [table]: tiles in the order in which they must start */
+  bool turns;           /* with `start`: the pairs of a wave take turns, else one follows another */
 } ItemsRequest;
 
 /* Writes sum(tiles) * kv_heads * heads_per_pair items. */

@@ -31,7 +31,7 @@ static rota_status classify(const Lengths *lengths, bool by_sequence, Planes *pl
     return ROTA_OUT_OF_MEMORY;
   }
   for (int32_t s = 0; s < lengths->batch; s++) {
-    PlaneClass class = {lengths->n_q[s], lengths->n_k[s], by_sequence ? s : 0};
+    PlaneClass class = {lengths->n_q[s], lengths->n_k[s], by_sequence ? s : 0, s};
     size_t slot = (size_t)class_hash(&class) & (slots - 1);
     while (table[slot] && !same_class(&planes->classes[table[slot] - 1], &class))
       slot = (slot + 1) & (slots - 1);
@@ -99,7 +99,7 @@ static rota_status build_maps(const PlanesRequest *request, Planes *planes) {
 
 /* One pattern per class, or per class and kv head; each is verified as soon as it exists. */
 static rota_status build_patterns(const PlanesRequest *request, Planes *planes) {
-  if (!request->rule)
+  if (!request->schedule)
     return ROTA_OK;
   int group = request->heads / request->kv_heads;
   size_t count = (size_t)planes->class_count * (size_t)planes->pattern_heads;
@@ -112,9 +112,10 @@ static rota_status build_patterns(const PlanesRequest *request, Planes *planes) 
       size_t head = planes->map_heads > 1 ? kv_head * (size_t)group + (size_t)g : 0;
       maps[g] = planes->maps[class * (size_t)planes->map_heads + head];
     }
-    status = pattern_build(request->rule, maps, group, &planes->patterns[i]);
+    status = pattern_build(request->schedule, maps, group, request->lengths,
+                           planes->classes[class].sequence, &planes->patterns[i]);
     if (status == ROTA_OK)
-      status = pattern_verify(planes->patterns[i], maps);
+      status = pattern_verify(planes->patterns[i], maps, request->schedule->portable);
   }
   free(maps);
   return status;
@@ -130,7 +131,8 @@ rota_status planes_build(const PlanesRequest *request, Planes **planes) {
     use = expression_use(request->mask);
   result->map_heads = use.h ? request->heads : 1;
   result->pattern_heads = use.h ? request->kv_heads : 1;
-  rota_status status = classify(request->lengths, use.b, result);
+  bool variant = request->schedule && request->schedule->batch_variant;
+  rota_status status = classify(request->lengths, use.b || variant, result);
   if (status == ROTA_OK)
     status = check_bounds(request, request->mask, result);
   if (status == ROTA_OK)

@@ -1,7 +1,8 @@
 /* Level 5. The distinct mask planes of a batch, with their tile maps and verified patterns:
  * thirty-two equal sequences of sixteen heads need one map and one pattern. Two sequences share a
  * class if they have the same n_q and n_k and, where the mask uses b, are the same sequence; heads
- * share unless the mask uses h. So a plane never depends on the rest of the batch. */
+ * share unless the mask uses h. So a plane never depends on the rest of the batch, unless the
+ * schedule is batch-variant: then each sequence is a class. */
 #ifndef ROTA_GENERATOR_PLAN_PLANES_H
 #define ROTA_GENERATOR_PLAN_PLANES_H
 
@@ -10,6 +11,7 @@
 
 typedef struct PlaneClass {
   int32_t n_q, n_k, b;
+  int32_t sequence; /* the first one */
 } PlaneClass;
 
 typedef struct PlanesRequest {
@@ -18,7 +20,7 @@ typedef struct PlanesRequest {
   const Bindings *bindings; /* with ranges prepared */
   const Lengths *lengths;
   int heads, kv_heads, tile_q, tile_kv;
-  const ScheduleRule *rule; /* NULL: no patterns (forward) */
+  const Schedule *schedule; /* NULL: no patterns (forward) */
 } PlanesRequest;
 
 typedef struct Planes {
@@ -27,7 +29,7 @@ typedef struct Planes {
   int32_t *class_of;            /* [batch] */
   int map_heads, pattern_heads; /* 1, or heads and kv_heads where the mask uses h */
   TileMap **maps;               /* [class_count][map_heads] */
-  Pattern **patterns;           /* [class_count][pattern_heads]; NULL without a rule */
+  Pattern **patterns;           /* [class_count][pattern_heads]; NULL without a schedule */
 } Planes;
 
 /* Also proves that no tensor index of mask and score leaves its tensor. */

@@ -2,6 +2,7 @@
  * sequences on that plane point to them. */
 #include "generator/plan_tables.h"
 
+#include "generator/plan_assign.h"
 #include "generator/plan_items.h"
 
 #include <stdlib.h>
@@ -45,8 +46,8 @@ static rota_status check_counts(const TablesRequest *request, const TableCounts 
   ROTA_TRY(check_entries("(query tile, head) pairs", counts->row_items));
   ROTA_TRY(check_entries("chains", counts->chains));
   ROTA_TRY(check_entries("visits", counts->visits));
-  ROTA_TRY(check_entries("(kv tile, kv head) pairs", counts->queue));
-  if (request->backward && request->heads / request->kv_heads > GROUP_INDEX_MAX)
+  ROTA_TRY(check_entries("(kv tile, kv head) pairs", counts->chain_items + 1));
+  if (request->schedule && request->heads / request->kv_heads > GROUP_INDEX_MAX)
     return status_fail(ROTA_UNSUPPORTED,
                        "%d query heads per kv head; the backward pass takes up to %d",
                        request->heads / request->kv_heads, GROUP_INDEX_MAX);
@@ -65,11 +66,14 @@ rota_status tables_count(const TablesRequest *request, TableCounts *counts) {
   counts->row_items = counts->q_tiles * request->heads;
   for (int64_t i = 0; i < map_count(planes); i++)
     counts->runs += planes->maps[i]->row_begin[planes->maps[i]->q_tiles];
-  if (!request->backward)
+  if (!request->schedule)
     return check_counts(request, counts);
   counts->chains = kv_tiles * planes->pattern_heads;
   counts->chain_items = kv_tiles * request->kv_heads;
-  counts->queue = counts->chain_items + 1;
+  int64_t queues = counts->chain_items;
+  if (request->ordered)
+    queues = assign_queues_max(request->schedule, counts->chain_items);
+  counts->queue = queues + 1;
   for (int64_t i = 0; i < pattern_count(planes); i++) {
     const Pattern *pattern = planes->patterns[i];
     counts->visits += pattern->chain_begin[pattern->chains];
@@ -232,8 +236,31 @@ static rota_status fill_row_side(const TablesRequest *request, const Tables *tab
   return items_order(&items, tables->row_items);
 }
 
+/* Chain items and queue. Where chains do not wait for one another, each is a worker of its own and
+ * the longest come first. */
+static rota_status fill_queue(const TablesRequest *request, const Tables *tables,
+                              ItemsRequest *items, TableCounts *counts) {
+  if (!request->ordered) {
+    items->start = NULL;
+    for (int64_t w = 0; w < counts->queue; w++)
+      tables->queue[w] = (int)w;
+    return items_order(items, tables->chain_items);
+  }
+  ROTA_TRY(items_order(items, tables->chain_items));
+  AssignRequest assign = {.schedule = request->schedule,
+                          .planes = request->planes,
+                          .chains = tables->chains,
+                          .batch = request->lengths->batch,
+                          .kv_heads = request->kv_heads,
+                          .item_count = counts->chain_items};
+  int32_t queues;
+  ROTA_TRY(assign_items(&assign, tables->chain_items, tables->queue, &queues));
+  counts->queue = queues + 1;
+  return ROTA_OK;
+}
+
 /* Visits, chains, chain items and queue. What chains share: Q and dO of the group's heads. */
-static rota_status fill_chain_side(const TablesRequest *request, const TableCounts *counts,
+static rota_status fill_chain_side(const TablesRequest *request, TableCounts *counts,
                                    const Tables *tables, Scratch *scratch) {
   fill_visits(request->planes, tables->visits, scratch->base);
   fill_chains(request, tables, scratch->base, scratch->work, scratch->start);
@@ -252,17 +279,12 @@ static rota_status fill_chain_side(const TablesRequest *request, const TableCoun
                         .tiles = scratch->tiles,
                         .bytes = scratch->bytes,
                         .work = scratch->work,
-                        .start = request->in_start_order ? scratch->start : NULL};
-  ROTA_TRY(items_order(&items, tables->chain_items));
-  /* A worker per item. Tickets are drawn in item order, so a worker only waits for lower tickets.
-   */
-  for (int64_t w = 0; w < counts->queue; w++)
-    tables->queue[w] = (int)w;
-  return ROTA_OK;
+                        .start = scratch->start,
+                        .turns = request->schedule->assignment == ASSIGN_TICKETS};
+  return fill_queue(request, tables, &items, counts);
 }
 
-rota_status tables_fill(const TablesRequest *request, const TableCounts *counts,
-                        const Tables *tables) {
+rota_status tables_fill(const TablesRequest *request, TableCounts *counts, const Tables *tables) {
   fill_sequences(request, tables->sequences);
   int32_t batch = request->lengths->batch;
   Scratch rows = {0}, chains = {0};
@@ -270,7 +292,7 @@ rota_status tables_fill(const TablesRequest *request, const TableCounts *counts,
   if (scratch_allocate(&rows, batch, map_count(request->planes), counts->rows))
     status = fill_row_side(request, tables, &rows);
   scratch_free(&rows);
-  if (status != ROTA_OK || !request->backward)
+  if (status != ROTA_OK || !request->schedule)
     return status;
   status = ROTA_OUT_OF_MEMORY;
   if (scratch_allocate(&chains, batch, pattern_count(request->planes), counts->chains))

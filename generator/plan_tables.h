@@ -10,8 +10,8 @@ typedef struct TablesRequest {
   const Lengths *lengths;
   const Planes *planes;
   int heads, kv_heads, tile_q, tile_kv;
-  bool backward;             /* chains, visits and queue too */
-  bool in_start_order;       /* chains wait for one another: keep the patterns' start order */
+  const Schedule *schedule;  /* NULL: forward, without chains, visits and queue */
+  bool ordered;              /* chains wait for one another: assigned as the schedule says */
   int64_t q_bytes, kv_bytes; /* of one token and head: Q, dO and sums of dQ; K and V */
 } TablesRequest;
 
@@ -33,8 +33,8 @@ typedef struct Tables {
 
 /* UNSUPPORTED where an index would leave its bits: 2^31 entries, rank 2^20, group 4095. */
 rota_status tables_count(const TablesRequest *request, TableCounts *counts);
-/* `tables` points to zeroed memory of the counted sizes. */
-rota_status tables_fill(const TablesRequest *request, const TableCounts *counts,
-                        const Tables *tables);
+/* `tables` points to zeroed memory of the counted sizes; counts->queue becomes that of the queues
+ * in use, and one. */
+rota_status tables_fill(const TablesRequest *request, TableCounts *counts, const Tables *tables);
 
 #endif

@@ -1,6 +1,7 @@
 /* The generated source: collects the files that main.cu reaches: see program.h. */
 #include "generator/program.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,6 +125,7 @@ rota_status program_build(const Spec *spec, rota_direction direction, rota_layou
 void program_destroy(Program *program) {
   if (!program)
     return;
+  assert(program->files || program->count == 0);
   for (int i = 0; i < program->count; i++) {
     free(program->files[i].name);
     free(program->files[i].text);

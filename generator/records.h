@@ -1,16 +1,12 @@
-/* Level 5. What policy in lua/ is asked and answers, where it is neither a spec nor a tiling alone.
- */
+/* Level 5. What policy in lua/ is asked, where it is neither a spec nor a tiling alone. */
 #ifndef ROTA_GENERATOR_RECORDS_H
 #define ROTA_GENERATOR_RECORDS_H
 
-#include "generator/schedule.h"
 #include "generator/spec_value.h"
 #include "generator/tiling.h"
 
 /* The request that lua/policy.lua chooses a tiling for. */
 rota_status tiling_request_to_value(const Spec *spec, rota_direction direction, rota_layout layout,
                                     const Target *target, Value *request);
-/* An entry of lua/schedules.lua. SCHEDULE names the entry's mistake. */
-rota_status rule_from_value(const Value *value, ScheduleRule *rule);
 
 #endif

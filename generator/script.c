@@ -16,8 +16,7 @@
 #include <lua.h>
 #include <lualib.h>
 
-#include "generator/records.h"
-#include "generator/spec_value.h"
+#include "generator/value.h"
 
 enum {
   HOOK_PERIOD = 100, /* instructions between looks at the limits */
@@ -58,6 +57,8 @@ struct Script {
   bool refused;               /* an allocation was refused by memory_limit */
   char chunk[CHUNK_NAME_MAX]; /* the user's chunk; "": none runs */
   int line;                   /* its line that ran last */
+  ScriptAsk *ask;             /* who answers host.ask, NULL: nobody */
+  void *asked;
 };
 
 static Script *script_of(lua_State *lua) {
@@ -125,6 +126,16 @@ static int push_place(lua_State *lua, int level) {
   return 2;
 }
 
+/* An error at the user's line. */
+static int raise(lua_State *lua, const char *message) {
+  if (push_place(lua, 0) == 2)
+    lua_pushfstring(lua, "%s:%I: %s", lua_tostring(lua, -2), (LUAI_UACINT)lua_tointeger(lua, -1),
+                    message);
+  else
+    lua_pushstring(lua, message);
+  return lua_error(lua);
+}
+
 static void hook(lua_State *lua, lua_Debug *event) {
   Script *script = script_of(lua);
   if (event->event == LUA_HOOKLINE) {
@@ -142,12 +153,7 @@ static void hook(lua_State *lua, lua_Debug *event) {
   /* Once reached, a limit strikes again every time: a pcall in the script gains nothing. */
   if (!script->exhausted)
     return;
-  if (push_place(lua, 0) == 2)
-    lua_pushfstring(lua, "%s:%I: %s", lua_tostring(lua, -2), (LUAI_UACINT)lua_tointeger(lua, -1),
-                    script->exhausted);
-  else
-    lua_pushstring(lua, script->exhausted);
-  lua_error(lua);
+  raise(lua, script->exhausted);
 }
 
 /* ---- What the shipped Lua code may ask of C: the table `host`, and `import` ----------------- */
@@ -176,6 +182,33 @@ static int host_compile(lua_State *lua) {
   lua_pushvalue(lua, 3);
   lua_setupvalue(lua, -2, 1); /* _ENV */
   return 1;
+}
+
+/* enter(name): a function of that user's chunk is about to run again. */
+static int host_enter(lua_State *lua) {
+  Script *script = script_of(lua);
+  snprintf(script->chunk, sizeof script->chunk, "%s", luaL_checkstring(lua, 1));
+  script->line = 1;
+  return 0;
+}
+
+/* ask(what, up to three integers): integers, from whoever called Lua (script_call_asking). */
+static int host_ask(lua_State *lua) {
+  enum { IN = 3, OUT = 5 };
+  const Script *script = script_of(lua);
+  int64_t in[IN] = {0}, out[OUT] = {0};
+  const char *what = luaL_checkstring(lua, 1);
+  for (int i = 0; i < IN && i + 2 <= lua_gettop(lua); i++)
+    in[i] = luaL_checkinteger(lua, i + 2);
+  if (!script->ask)
+    return raise(lua, "what a schedule's function was given is of use only while it runs");
+  int count = script->ask(script->asked, what, in, out);
+  if (count < 0)
+    return raise(lua, "there is no such chain, tile, head or item");
+  luaL_checkstack(lua, OUT, "answers");
+  for (int i = 0; i < count; i++)
+    lua_pushinteger(lua, out[i]);
+  return count;
 }
 
 /* leave(): the user's chunk has ended; later messages carry no place. */
@@ -407,12 +440,20 @@ static int perform(lua_State *lua) {
   return 0;
 }
 
-/* Calls a function of lua/main.lua. The result is the caller's (value_free), also on failure. */
-static rota_status call_lua(Script *script, const char *function, const Value *argument,
-                            rota_status status, Value *result) {
+rota_status script_call_asking(Script *script, const char *function, const Value *argument,
+                               rota_status status, ScriptAsk *ask, void *asked, Value *result) {
   Call call = {function, argument, result, ROTA_OK};
-  ROTA_TRY(run(script, perform, &call, status));
-  return call.status;
+  script->ask = ask;
+  script->asked = asked;
+  rota_status ran = run(script, perform, &call, status);
+  script->ask = NULL;
+  script->asked = NULL;
+  return ran == ROTA_OK ? call.status : ran;
+}
+
+rota_status script_call(Script *script, const char *function, const Value *argument,
+                        rota_status status, Value *result) {
+  return script_call_asking(script, function, argument, status, NULL, NULL, result);
 }
 
 /* ---- Life ----------------------------------------------------------------------------------- */
@@ -424,6 +465,7 @@ static int initialise(lua_State *lua) {
                                        {LUA_MATHLIBNAME, luaopen_math}};
   static const luaL_Reg host[] = {{"place", host_place},     {"exhausted", host_exhausted},
                                   {"compile", host_compile}, {"leave", host_leave},
+                                  {"enter", host_enter},     {"ask", host_ask},
                                   {"list", host_list},       {NULL, NULL}};
   for (size_t i = 0; i < sizeof libraries / sizeof libraries[0]; i++)
     luaL_requiref(lua, libraries[i].name, libraries[i].func, 1);
@@ -485,86 +527,14 @@ void script_destroy(Script *script) {
   free(script);
 }
 
-/* ---- Requests ------------------------------------------------------------------------------- */
-
-/* A spec from a function of lua/main.lua that returns a model. */
-static rota_status make_spec(Script *script, const char *function, const Value *argument,
-                             Spec *spec) {
-  Value model = {0};
-  rota_status status = call_lua(script, function, argument, ROTA_SCRIPT, &model);
-  *spec = (Spec){0};
-  if (status == ROTA_OK)
-    status = spec_from_value(&model, spec);
-  value_free(&model);
-  return status;
-}
-
-rota_status script_spec(Script *script, const char *text, const char *chunk_name, Spec *spec) {
-  Value argument = {0};
-  rota_status status = value_set_string(&argument, "text", text);
-  if (status == ROTA_OK)
-    status = value_set_string(&argument, "name", chunk_name);
-  if (status == ROTA_OK)
-    status = make_spec(script, "script", &argument, spec);
-  value_free(&argument);
-  return status;
-}
-
-rota_status script_spec_from_fields(Script *script, const rota_spec_fields *fields, Spec *spec) {
-  Value argument = {0};
-  rota_status status = fields_to_value(fields, &argument);
-  if (status == ROTA_OK)
-    status = make_spec(script, "fields", &argument, spec);
-  value_free(&argument);
-  return status;
-}
-
-rota_status script_target(Script *script, const char *name, Target *target) {
-  Value argument = {0}, result = {0};
-  rota_status status = value_set_string(&argument, "name", name);
-  if (status == ROTA_OK)
-    status = call_lua(script, "target", &argument, ROTA_INTERNAL, &result);
-  if (status == ROTA_OK)
-    status = target_from_value(&result, target);
-  value_free(&argument);
-  value_free(&result);
-  return status;
-}
-
-rota_status script_tiling(Script *script, const Spec *spec, rota_direction direction,
-                          rota_layout layout, const Target *target, Tiling *tiling) {
-  Value request = {0}, result = {0};
-  rota_status status = tiling_request_to_value(spec, direction, layout, target, &request);
-  if (status == ROTA_OK)
-    status = call_lua(script, "tiling", &request, ROTA_INTERNAL, &result);
-  if (status == ROTA_OK)
-    status = tiling_from_value(&result, tiling);
-  value_free(&request);
-  value_free(&result);
-  return status;
-}
-
-rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tiling,
-                            ScheduleRule *rule) {
-  Value request = {0}, result = {0};
-  rota_status status = value_set_string(&request, "schedule", spec->schedule);
-  if (status == ROTA_OK)
-    status = value_set_string(&request, "algorithm", tiling->algorithm);
-  if (status == ROTA_OK)
-    status = call_lua(script, "schedule", &request, ROTA_SCHEDULE, &result);
-  if (status == ROTA_OK)
-    status = rule_from_value(&result, rule);
-  value_free(&request);
-  value_free(&result);
-  return status;
-}
+/* ---- Names ---------------------------------------------------------------------------------- */
 
 /* Fills a list that is already in the script's chain, so that it is released in any case. */
 static rota_status fill_names(Script *script, const char *table, NameList *list) {
   Value argument = {0};
   rota_status status = value_set_string(&argument, "table", table);
   if (status == ROTA_OK)
-    status = call_lua(script, "names", &argument, ROTA_INTERNAL, &list->names);
+    status = script_call(script, "names", &argument, ROTA_INTERNAL, &list->names);
   value_free(&argument);
   ROTA_TRY(status);
   if (list->names.kind != KIND_TABLE)

@@ -4,6 +4,7 @@
 #ifndef ROTA_GENERATOR_SCRIPT_H
 #define ROTA_GENERATOR_SCRIPT_H
 
+#include "generator/costs.h"
 #include "generator/schedule.h"
 #include "generator/spec.h"
 #include "generator/store.h"
@@ -29,10 +30,29 @@ rota_status script_target(Script *script, const char *name, Target *target);
  * spec says auto. UNSUPPORTED with the reason where nothing serves. */
 rota_status script_tiling(Script *script, const Spec *spec, rota_direction direction,
                           rota_layout layout, const Target *target, Tiling *tiling);
-/* The rule of a schedule; "auto" lets Lua choose from the algorithm. SCHEDULE names the known ones.
- */
+/* The spec's schedule for a tiling; "auto" lets Lua choose from the algorithm. `device` tells the
+ * multiprocessors: workers are the blocks that should be resident on them. Costs are the shipped
+ * ones. The schedule's functions run the script, so it must be locked meanwhile; its texts are the
+ * spec's. SCHEDULE names the known schedules. In script_schedule.c. */
 rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tiling,
-                            ScheduleRule *rule);
+                            const Target *device, Schedule *schedule);
+
+/* What the DAG model charges on `target` for the spec's tiling: lua/costs.lua. `device` NULL, or
+ * the text of a cost file that `rota calibrate` wrote; `name` stands for it in messages. FILE names
+ * a mistake in it. In script_costs.c. */
+rota_status script_costs(Script *script, const Spec *spec, const Tiling *tiling, const char *device,
+                         const char *name, Costs *costs);
+
+/* Answers host.ask while a call runs: fills `out` and returns how many, -1 if there is no such
+ * thing. */
+typedef int ScriptAsk(void *asked, const char *what, const int64_t in[3], int64_t out[5]);
+
+/* Calls a function of lua/main.lua. The result is the caller's (value_free), also on failure;
+ * `status` is what an error in Lua becomes. */
+rota_status script_call(Script *script, const char *function, const Value *argument,
+                        rota_status status, Value *result);
+rota_status script_call_asking(Script *script, const char *function, const Value *argument,
+                               rota_status status, ScriptAsk *ask, void *asked, Value *result);
 
 /* Names in a vocabulary table ("masks", "scores", "schedules"), sorted, NULL at the end; owned by
  * the script. For tests and help. "mask_examples", "mask_abouts", "schedule_sources" and the like:

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const struct {
@@ -107,6 +108,14 @@ static rota_status check_choices(const Spec *spec) {
   return ROTA_OK;
 }
 
+static void release_script(SpecScript *script) {
+  if (!script || __atomic_sub_fetch(&script->references, 1, __ATOMIC_ACQ_REL) > 0)
+    return;
+  free(script->text);
+  free(script->name);
+  free(script);
+}
+
 rota_status spec_finish(Spec *spec) {
   if (spec->dtype != ROTA_BF16 && spec->dtype != ROTA_FP16 && spec->dtype != ROTA_FP32)
     return status_fail(ROTA_UNSUPPORTED, "dtype %s: kernels serve bf16, fp16 and fp32",
@@ -131,6 +140,20 @@ rota_status spec_finish(Spec *spec) {
   return ROTA_OK;
 }
 
+rota_status spec_script_create(const char *text, const char *name, SpecScript **script) {
+  SpecScript *made = *script = memory_allocate(1, sizeof *made);
+  if (!made)
+    return ROTA_OUT_OF_MEMORY;
+  made->references = 1;
+  made->text = memory_copy_string(text);
+  made->name = memory_copy_string(name);
+  if (made->text && made->name)
+    return ROTA_OK;
+  release_script(made);
+  *script = NULL;
+  return ROTA_OUT_OF_MEMORY;
+}
+
 void spec_copy(Spec *to, const Spec *from) {
   *to = *from;
   if (to->mask)
@@ -139,11 +162,15 @@ void spec_copy(Spec *to, const Spec *from) {
     expression_retain(to->score);
   if (to->score_derivative)
     expression_retain(to->score_derivative);
+  if (to->script)
+    __atomic_add_fetch(&to->script->references, 1, __ATOMIC_RELAXED);
 }
 
 void spec_free(Spec *spec) {
   expression_release(spec->mask);
   expression_release(spec->score);
   expression_release(spec->score_derivative);
+  release_script(spec->script);
   spec->mask = spec->score = spec->score_derivative = NULL;
+  spec->script = NULL;
 }

@@ -26,6 +26,13 @@ const char *dtype_name(rota_dtype dtype); /* "bf16", "fp16", "fp32", "int32" */
 bool dtype_from_name(const char *name, rota_dtype *dtype);
 int dtype_size(rota_dtype dtype); /* bytes */
 
+/* A model script that defines a schedule of its own: functions cannot be kept, texts can. */
+typedef struct SpecScript {
+  int references;
+  char *text, *name; /* owned */
+} SpecScript;
+rota_status spec_script_create(const char *text, const char *name, SpecScript **script);
+
 typedef struct Spec {
   rota_dtype dtype;
   int head_dim, head_dim_v;
@@ -39,14 +46,16 @@ typedef struct Spec {
   /* how */
   bool deterministic;
   Backward backward;
-  char schedule[SYMBOL_NAME_MAX]; /* "auto" or a name of lua/schedules.lua */
+  char schedule[SYMBOL_NAME_MAX]; /* "auto", a name of lua/schedules.lua with its options, or a name
+                                   * that `script` defines */
+  SpecScript *script;             /* NULL: no schedule of its own */
 } Spec;
 
 /* Checks ranges and combinations and fills derived fields (score_derivative, default scale and
  * head_dim_v). Messages name field, value and what would be served: INVALID_ARGUMENT, UNSUPPORTED,
  * NONDETERMINISTIC (deterministic with backward = "atomic"). */
 rota_status spec_finish(Spec *spec);
-void spec_copy(Spec *to, const Spec *from); /* shares the expressions */
+void spec_copy(Spec *to, const Spec *from); /* shares expressions and script */
 void spec_free(Spec *spec);                 /* releases what it holds, not the struct */
 int spec_group(const Spec *spec);           /* query heads per kv head */
 

@@ -191,7 +191,11 @@ static rota_status read_fields(const Value *model, Spec *spec) {
   if (strlen(schedule) >= sizeof spec->schedule)
     return status_fail(ROTA_INVALID_ARGUMENT, "schedule \"%s\": the name is too long", schedule);
   snprintf(spec->schedule, sizeof spec->schedule, "%s", schedule);
-  return ROTA_OK;
+  const Value *script = value_field(model, "script");
+  if (script->kind != KIND_TABLE)
+    return ROTA_OK;
+  return spec_script_create(value_string(value_field(script, "text"), ""),
+                            value_string(value_field(script, "name"), "?"), &spec->script);
 }
 
 /* Fields and their combinations: their messages get the place of the model. */

@@ -27,7 +27,7 @@ static bool reserve(Text *text, size_t more) {
     return true;
   size_t capacity = text->capacity ? text->capacity : FIRST_CAPACITY;
   while (capacity < needed)
-    capacity = capacity > needed / 2 ? needed : capacity * 2;
+    capacity = capacity > SIZE_MAX / 2 ? needed : capacity * 2;
   char *data = memory_resize(text->data, capacity, 1);
   if (!data) {
     text->failed = true;

@@ -9,6 +9,7 @@
  */
 #include "generator/tile_map.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,6 +92,7 @@ static rota_status add_run(Builder *builder, int32_t row, int32_t begin, int32_t
   if (begin >= end)
     return ROTA_OK;
   if (builder->last[row] >= 0) {
+    assert(builder->pieces); /* an index points into it */
     TileRun *tail = &builder->pieces[builder->last[row]].run;
     if (tail->end == begin && tail->kind == kind) {
       tail->end = end;
@@ -244,6 +246,7 @@ static rota_status gather(const Builder *builder, TileMap *map) {
   for (int32_t row = 0; row < builder->q_tiles; row++) {
     map->row_begin[row] = count;
     for (int32_t at = builder->first[row]; at >= 0; at = builder->pieces[at].next) {
+      assert(builder->pieces);
       TileRun run = builder->pieces[at].run;
       map->runs[count++] = run;
       int64_t *tiles = run.kind == TILE_FULL ? &map->full_tiles : &map->partial_tiles;

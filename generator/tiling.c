@@ -20,6 +20,14 @@ static const char *const grid_names[] = {
 };
 enum { GRID_COUNT = sizeof grid_names / sizeof grid_names[0] };
 
+int tiling_shared_bytes(const Tiling *tiling) {
+  int most = 0;
+  for (int i = 0; i < tiling->launch_count; i++)
+    if (tiling->launches[i].shared_bytes > most)
+      most = tiling->launches[i].shared_bytes;
+  return most;
+}
+
 const char *grid_name(Grid grid) {
   return (unsigned)grid < GRID_COUNT ? grid_names[grid] : "unknown";
 }

@@ -56,6 +56,8 @@ typedef struct Tiling {
 
 /* Value of a field, `otherwise` if there is none. */
 int tiling_get(const Tiling *tiling, const char *name, int otherwise);
+/* The largest dynamic shared memory of its launches, in bytes. */
+int tiling_shared_bytes(const Tiling *tiling);
 const char *grid_name(Grid grid);
 
 /* From what lua/architectures returned. INTERNAL names the architecture file's mistake. */

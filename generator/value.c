@@ -37,28 +37,24 @@ rota_status value_copy_string(Value *value, const char *bytes, size_t length) {
   return ROTA_OK;
 }
 
-rota_status value_set_boolean(Value *table, const char *name, bool boolean) {
+static rota_status set(Value *table, const char *name, Value content) {
   Value *value = value_add(table, name, 0);
   if (!value)
     return ROTA_OUT_OF_MEMORY;
-  *value = (Value){.kind = KIND_BOOLEAN, .as.boolean = boolean};
+  *value = content;
   return ROTA_OK;
+}
+
+rota_status value_set_boolean(Value *table, const char *name, bool boolean) {
+  return set(table, name, (Value){.kind = KIND_BOOLEAN, .as.boolean = boolean});
 }
 
 rota_status value_set_integer(Value *table, const char *name, int64_t integer) {
-  Value *value = value_add(table, name, 0);
-  if (!value)
-    return ROTA_OUT_OF_MEMORY;
-  *value = (Value){.kind = KIND_INTEGER, .as.integer = integer};
-  return ROTA_OK;
+  return set(table, name, (Value){.kind = KIND_INTEGER, .as.integer = integer});
 }
 
 rota_status value_set_number(Value *table, const char *name, double number) {
-  Value *value = value_add(table, name, 0);
-  if (!value)
-    return ROTA_OUT_OF_MEMORY;
-  *value = (Value){.kind = KIND_NUMBER, .as.number = number};
-  return ROTA_OK;
+  return set(table, name, (Value){.kind = KIND_NUMBER, .as.number = number});
 }
 
 rota_status value_set_string(Value *table, const char *name, const char *string) {

@@ -1,6 +1,5 @@
 -- What C may call (generator/script.c): functions of one table argument that return a plain
 -- value, or nil, a status and a message.
-local value = import "lua/value.lua"
 local names = import "lua/names.lua"
 local masks = import "lua/masks.lua"
 local scores = import "lua/scores.lua"
@@ -8,18 +7,16 @@ local schedules = import "lua/schedules.lua"
 local model = import "lua/model.lua"
 local sandbox = import "lua/sandbox.lua"
 local policy = import "lua/policy.lua"
+local costs = import "lua/costs.lua"
+local tuning = import "lua/tuning.lua"
 
 local main = {}
 
--- A model script, run in the sandbox: {text, name} -> the model's fields.
+-- A model script, run in the sandbox: {text, name} -> the model's fields. A schedule of its own is
+-- functions, which C cannot keep: it keeps the script.
 function main.script(request)
-  local chunk = host.compile(request.text, request.name, sandbox.environment())
-  local result = chunk()
-  local fields = value.open_model(result)
-  if not fields then
-    names.fail("the script returned a %s; it should end in `return rota.attention{...}`",
-      value.kind(result))
-  end
+  local fields, schedule = sandbox.run(request)
+  if schedule then fields.script = { text = request.text, name = request.name } end
   return fields
 end
 
@@ -41,6 +38,11 @@ end
 function main.target(request) return policy.target(request.name) end
 function main.tiling(request) return policy.tiling(request) end
 function main.schedule(request) return policy.schedule(request) end
+function main.pattern(request) return policy.pattern(request) end
+function main.assign(request) return policy.assign(request) end
+function main.costs(request) return costs.of(request) end
+function main.cost_file(request) return costs.file(request) end
+function main.candidates(request) return tuning.candidates(request) end
 
 -- Names of a vocabulary table, sorted; or what belongs to each name, in the same order.
 function main.names(request)

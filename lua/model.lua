@@ -3,6 +3,7 @@
 local value = import "lua/value.lua"
 local names = import "lua/names.lua"
 local schedules = import "lua/schedules.lua"
+local schedule_name = import "lua/schedule_name.lua"
 local fail = names.fail
 
 local model = {}
@@ -29,6 +30,13 @@ local function number(name, x)
   return x + 0.0
 end
 
+local function one_of_type(kind)
+  return function(name, x)
+    if type(x) ~= kind then fail("%s: a %s is expected, not a %s", name, kind, value.kind(x)) end
+    return x
+  end
+end
+
 local function one_of(...)
   local known = { ... }
   return function(name, x)
@@ -39,6 +47,98 @@ local function one_of(...)
     fail("%s: %s", name, names.unknown("name", x, known))
   end
 end
+
+---- Schedules
+
+local shipped = names.sorted(schedules.rules)
+local known_schedules = { "auto", table.unpack(shipped) }
+
+-- A shipped schedule's name, with options: "shift", "shift:stagger=3".
+local function shipped_schedule(name)
+  local base, given = schedule_name.split(name)
+  if not base then fail("%s", given) end
+  if base == "auto" and base == name then return name end
+  local entry = schedules.rules[base]
+  if not entry then fail("schedule: %s", names.unknown("name", base, known_schedules)) end
+  local chosen, problem = schedule_name.choose(base, entry, given)
+  if not chosen then fail("%s", problem) end
+  return name
+end
+
+-- {name = "shift", stagger = 3} -> "shift:stagger=3"
+local function shipped_with_options(given)
+  local parts = {}
+  for _, name in ipairs(names.sorted(given)) do
+    if name ~= "name" then
+      if math.type(given[name]) ~= "integer" then
+        fail("schedule: %s: an integer is expected, not a %s", tostring(name),
+          value.kind(given[name]))
+      end
+      parts[#parts + 1] = string.format("%s=%d", name, given[name])
+    end
+  end
+  local text = given.name
+  if #parts > 0 then text = text .. ":" .. table.concat(parts, ",") end
+  return (shipped_schedule(text))
+end
+
+local assignments = { "cyclic", "lanes", "longest", "tickets" }
+local text_expected = one_of_type "string"
+local own_fields = {
+  about = text_expected,
+  source = text_expected,
+  name = function(name, x)
+    text_expected(name, x)
+    if not string.find(x, "^[%a_][%w_]*$") or #x > 31 then
+      fail("schedule: name '%.64s': up to 31 letters, digits and underscores", x)
+    end
+    if schedules.rules[x] or x == "auto" then
+      fail("schedule: name '%s' belongs to a shipped schedule", x)
+    end
+    return x
+  end,
+  order = one_of("gang", "portable"),
+  batch_variant = boolean,
+  pattern = one_of_type "function",
+  assignment = function(name, x)
+    if type(x) == "function" then return x end
+    return one_of(table.unpack(assignments))(name, x)
+  end,
+}
+local own_names = names.sorted(own_fields)
+
+-- Result -> the entry that its script defines, as in lua/schedules.lua.
+local own = setmetatable({}, { __mode = "k" })
+
+local function schedule_of(given, result)
+  if type(given) == "string" then return (shipped_schedule(given)) end
+  if type(given) ~= "table" or value.kind(given) ~= "table" then
+    fail("schedule: a name or a table is expected, not a %s", value.kind(given))
+  end
+  for name in pairs(given) do
+    if type(name) ~= "string" then fail("schedule: fields need names, such as pattern = ...") end
+  end
+  if given.pattern == nil then
+    if type(given.name) ~= "string" then
+      fail("schedule: {name = \"shift\", ...}, or {pattern = function(map, gang, costs) ... end}")
+    end
+    return (shipped_with_options(given))
+  end
+  local entry = {}
+  for _, name in ipairs(names.sorted(given)) do
+    if not own_fields[name] then
+      fail("%s", names.unknown("field of a schedule", name, own_names))
+    end
+    entry[name] = own_fields[name]("schedule: " .. name, given[name])
+  end
+  own[result] = entry
+  return entry.name or "own"
+end
+
+-- The schedule that a model's script defines; nil if it names a shipped one.
+function model.own_schedule(fields) return own[fields] end
+
+---- Fields
 
 -- Field -> function that checks and converts what the script gave.
 local fields = {
@@ -55,7 +155,7 @@ local fields = {
   -- how
   deterministic = boolean,
   backward = one_of("auto", "ordered", "two_pass", "atomic"),
-  schedule = one_of("auto", table.unpack(names.sorted(schedules.rules))),
+  schedule = function(_, x, result) return (schedule_of(x, result)) end,
 }
 local field_names = names.sorted(fields)
 
@@ -72,7 +172,7 @@ function model.check(given)
     if not fields[name] then fail("%s", names.unknown("field", name, field_names)) end
   end
   for _, name in ipairs(field_names) do
-    if given[name] ~= nil then result[name] = fields[name](name, given[name]) end
+    if given[name] ~= nil then result[name] = fields[name](name, given[name], result) end
   end
   if not result.head_dim then fail("rota.attention: head_dim is missing") end
   result.file, result.line = host.place(2)

@@ -11,6 +11,9 @@
 -- request = {spec = {...}, direction = "forward" | "backward", aligned = bool, target = {...}}
 local names = import "lua/names.lua"
 local schedules = import "lua/schedules.lua"
+local schedule_name = import "lua/schedule_name.lua"
+local pattern = import "lua/pattern.lua"
+local sandbox = import "lua/sandbox.lua"
 
 local policy = {}
 
@@ -94,15 +97,55 @@ function policy.tiling(request)
     spec.head_dim_v, spec.dtype, algorithm, request.target.name, table.concat(reasons, "; "))
 end
 
--- The rule of a schedule for a tiling's algorithm.
-function policy.schedule(request)
+-- The schedule for "auto" is a shipped one; a user's own is found by running his script again:
+-- fresh for each call, so that nothing it remembers can make one plan differ from another.
+-- request = {schedule = name with options, algorithm, script = {text, name} or nil}. Returns entry,
+-- options, name; or nil and the reason.
+local function find(request)
   local name = request.schedule
   if name == "auto" then name = schedules.auto(request.algorithm) end
-  local rule = schedules.rules[name]
-  if not rule then
-    return refuse("SCHEDULE", "%s", names.unknown("schedule", name, names.sorted(schedules.rules)))
+  local base, options = schedule_name.split(name)
+  if not base then return nil, options end
+  local entry = schedules.rules[base]
+  if not entry and request.script then
+    local _, own = sandbox.run(request.script)
+    entry = own
   end
-  return { name = name, chains = rule.chains, visits = rule.visits }
+  if not entry then
+    return nil, names.unknown("schedule", base, names.sorted(schedules.rules))
+  end
+  local chosen, problem = schedule_name.choose(base, entry, options)
+  if not chosen then return nil, problem end
+  return entry, chosen, name
+end
+
+-- What C needs to know of a schedule before it plans.
+function policy.schedule(request)
+  local entry, options, name = find(request)
+  if not entry then return refuse("SCHEDULE", "%s", options) end
+  local portable = entry.order == "portable"
+  local assignment = entry.assignment or (portable and "tickets" or "lanes")
+  return {
+    name = name,
+    portable = portable,
+    batch_variant = entry.batch_variant or false,
+    assignment = type(assignment) == "function" and "call" or assignment,
+  }
+end
+
+-- The schedule's functions, while planning (lua/pattern.lua).
+function policy.pattern(request)
+  local entry, options = find(request)
+  if not entry then return refuse("SCHEDULE", "%s", options) end
+  if request.script then host.enter(request.script.name) end
+  return pattern.call(entry, options, request)
+end
+
+function policy.assign(request)
+  local entry, problem = find(request)
+  if not entry then return refuse("SCHEDULE", "%s", problem) end
+  if request.script then host.enter(request.script.name) end
+  return pattern.assign(entry, request)
 end
 
 return policy

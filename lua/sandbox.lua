@@ -113,4 +113,16 @@ function sandbox.environment()
   })
 end
 
+-- Runs a model script {text, name}: the model's fields, and the schedule that it defines, if any.
+function sandbox.run(script)
+  local chunk = host.compile(script.text, script.name, sandbox.environment())
+  local result = chunk()
+  local fields = value.open_model(result)
+  if not fields then
+    fail("the script returned a %s; it should end in `return rota.attention{...}`",
+      value.kind(result))
+  end
+  return fields, model.own_schedule(fields)
+end
+
 return sandbox

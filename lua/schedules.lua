@@ -1,27 +1,166 @@
--- Schedules: in which order chains (kv tiles) start, and so in which order a query tile's dQ
--- partials are added, and in which order a chain visits its query tiles. Each is deterministic
--- and free of deadlock; they differ in who waits.
+-- Schedules: who visits which query tile when, and in which order a query tile's dQ partials are
+-- added. Each is deterministic and free of deadlock; they differ in who waits.
+--
+-- An entry, shipped or in a user's model script (docs/write-a-schedule.md):
+--   about, source   what it does and where it comes from
+--   order           "portable": chains wait for chains that start earlier only, and the gang has no
+--                   say, so that any number of workers gives the same bits; "gang" (the default):
+--                   the bits depend on the gang's size
+--   options         name -> {default, least, most}: "shift:stagger=3"
+--   batch_variant   true if the pattern looks at map.batch; then never chosen by "auto"
+--   pattern         function(map, gang, costs, options) -> answer, see lua/pattern.lua
+--   assignment      a name of generator/schedule.h's ASSIGNMENT_LIST, or function(batch) -> queues;
+--                   "tickets" for portable schedules, "lanes" for others
+--
+-- kv tiles (= chains), query tiles, heads and lanes count from 0.
 local schedules = {}
+
+-- 0 .. n - 1, and backwards.
+local function up(n)
+  local list = {}
+  for i = 1, n do list[i] = i - 1 end
+  return list
+end
+local function down(n)
+  local list = {}
+  for i = 1, n do list[i] = n - i end
+  return list
+end
+
+-- All of a chain's tiles, from the first or from the last.
+local function forwards(map)
+  local all = { { 0, map.q_tiles - 1 } }
+  return function() return all end
+end
+local function backwards(map)
+  local all = { { map.q_tiles - 1, 0, -1 } }
+  return function() return all end
+end
+
+-- All tiles from `from` on, then those before it, as far as they lie in [low, high].
+local function turned(from, low, high) return { { from, high }, { low, from - 1 } } end
+
+-- Distance between the first tiles of neighbours: what is asked for if the chains in flight then
+-- still begin on different tiles, else as much as there is.
+local function stagger_of(options, tiles, gang)
+  return math.max(1, math.min(options.stagger, tiles // math.max(gang, 1)))
+end
+
+local stagger = { default = 2, least = 1, most = 64 }
 
 schedules.rules = {
   ascending = {
     about = "chains and visits from first to last",
     source = "the deterministic mode of FlashAttention-2 and -3",
-    chains = "ascending",
-    visits = "ascending",
+    order = "portable",
+    assignment = "cyclic",
+    pattern = function(map) return { start = up(map.chains), visits = forwards(map) } end,
   },
   descending = {
-    about = "chains from first to last, each visiting its query tiles from the last to the first",
+    about = "chains from first to last, each visiting its query tiles from the last to the first; "
+      .. "heads dealt in pairs: who had a long chain gets a short one",
     source = "DASH, arXiv 2601.21824: for causal masks, where every chain has the last query tile",
-    chains = "ascending",
-    visits = "descending",
+    order = "portable",
+    assignment = "lanes",
+    pattern = function(map) return { start = up(map.chains), visits = backwards(map) } end,
+  },
+  shift = {
+    about = "each chain begins `stagger` tiles after its neighbour and goes once round: nobody "
+      .. "meets. With fewer query tiles than chains in flight several begin on one tile",
+    source = "DASH, arXiv 2601.21824: optimal for full masks",
+    options = { stagger = stagger },
+    pattern = function(map, gang, _, options)
+      local flight, tiles = math.min(gang, map.chains), math.max(map.q_tiles, 1)
+      local step = stagger_of(options, tiles, flight)
+      return {
+        visits = function(chain)
+          local place = chain % flight
+          local from = flight <= tiles and place * step or place * tiles // flight
+          return turned(from % tiles, 0, tiles - 1)
+        end,
+      }
+    end,
+  },
+  symmetric_shift = {
+    about = "the longest chain and the shortest share a lane, so all lanes are equally long; "
+      .. "long chains turn through the tiles that all of them have, then climb to their diagonal, "
+      .. "short ones descend",
+    source = "DASH, arXiv 2601.21824: optimal for causal masks",
+    options = { stagger = stagger },
+    pattern = function(map, gang, _, options)
+      local chains, last = map.chains, map.q_tiles - 1
+      local pairs_ = (chains + 1) // 2
+      -- Where the first short chain begins, the rectangle of the long ones does too.
+      local split = chains > 1 and map.first(pairs_) or 0
+      split = math.max(0, math.min(split or 0, last))
+      local width = math.max(last - split + 1, 1)
+      local step = stagger_of(options, width, math.min(pairs_, gang))
+      return {
+        gang = pairs_,
+        visits = function(chain)
+          if chain >= pairs_ then return { { last, 0, -1 } } end
+          local from = split + chain * step % width
+          return { { from, last }, { split, from - 1 }, { 0, split - 1 } }
+        end,
+      }
+    end,
   },
   shortest_first = {
     about = "chains from last to first, visits from first to last: under a causal mask each chain "
       .. "begins at its diagonal tile, to which it is the first to add, and nobody waits",
     source = "FlashAttention-3's later causal order (shortest chain first)",
-    chains = "descending",
-    visits = "ascending",
+    order = "portable",
+    pattern = function(map) return { start = down(map.chains), visits = forwards(map) } end,
+  },
+  longest_first = {
+    about = "the longest chain of all heads first, so that the short ones fill the gaps at the "
+      .. "end; visits from last to first",
+    source = "Graham's longest processing time first, on DASH's descending order",
+    order = "portable",
+    assignment = "longest",
+    pattern = function(map)
+      local start, count = up(map.chains), {}
+      for chain = 0, map.chains - 1 do count[chain] = map.count(chain) end
+      table.sort(start, function(a, b)
+        if count[a] ~= count[b] then return count[a] > count[b] end
+        return a < b
+      end)
+      return { start = start, visits = backwards(map) }
+    end,
+  },
+  rotate = {
+    about = "each chain turns within its own tiles, beginning `stagger` tiles further than its "
+      .. "neighbour: shift for masks whose chains have different tiles",
+    source = "shift, with each chain's own range in place of all query tiles",
+    options = { stagger = stagger },
+    pattern = function(map, gang, _, options)
+      local flight = math.min(gang, map.chains)
+      return {
+        visits = function(chain)
+          local low, high = map.first(chain), map.last(chain)
+          if not low then return {} end
+          local width = high - low + 1
+          local step = stagger_of(options, width, flight)
+          return turned(low + chain % flight * step % width, low, high)
+        end,
+      }
+    end,
+  },
+  optimized = {
+    about = "a list scheduler on the DAG: each lane takes the tile that is free soonest and is "
+      .. "still wanted by most; then `iterations` attempts at improvement (0: as many as a few "
+      .. "million steps allow)",
+    source = "list scheduling (Graham 1966) with the cost model of generator/dag.h",
+    options = { iterations = { default = 0, least = 0, most = 4096 } },
+    pattern = function(map, _, _, options)
+      local iterations = options.iterations
+      if iterations == 0 then
+        local visits = 0
+        for chain = 0, map.chains - 1 do visits = visits + map.count(chain) end
+        iterations = math.min(200, 10000 // math.max(visits, 1))
+      end
+      return map.optimize(iterations)
+    end,
   },
 }
 

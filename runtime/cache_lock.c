@@ -9,15 +9,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "generator/clock.h"
+
 /* Waiters look again after 1 ms, then after twice as long each time up to 16 ms: a compile takes
  * hundreds. */
 enum { FIRST_PAUSE_NS = 1000000, LONGEST_PAUSE_NS = 16000000 };
-
-static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 /* Whether the path still names the open file: its last holder may have removed it. */
 static bool is_current(int file, const char *path) {
@@ -53,9 +49,9 @@ CacheLockState cache_lock_acquire(const char *path, double seconds, CacheLock *l
     *error = ENOMEM;
     return CACHE_LOCK_UNAVAILABLE;
   }
-  double end = now() + seconds;
+  double end = clock_seconds() + seconds;
   long pause = FIRST_PAUSE_NS;
-  while ((*error = try_lock(path, &lock->file)) == EWOULDBLOCK && now() < end) {
+  while ((*error = try_lock(path, &lock->file)) == EWOULDBLOCK && clock_seconds() < end) {
     nanosleep(&(struct timespec){0, pause}, NULL);
     if (pause < LONGEST_PAUSE_NS)
       pause *= 2;

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "generator/clock.h"
 #include "runtime/compile_dump.h"
 #include "runtime/environment.h"
 
@@ -274,12 +274,6 @@ static void program_label(const Program *program, char label[LABEL_MAX]) {
 
 /* ---- NVRTC ---------------------------------------------------------------------------------- */
 
-static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static rota_status ask_nvrtc(const Job *job, NvrtcResult *result) {
   const Compiler *compiler = job->compiler;
   const char *options[OPTION_COUNT + 1];
@@ -308,9 +302,9 @@ static rota_status ask_nvrtc(const Job *job, NvrtcResult *result) {
 static rota_status compile(const Job *job, Cubin **cubin) {
   Compiler *compiler = job->compiler;
   NvrtcResult result = {0};
-  double begin = now();
+  double begin = clock_seconds();
   rota_status status = ask_nvrtc(job, &result);
-  double seconds = now() - begin;
+  double seconds = clock_seconds() - begin;
   const char *log = result.log ? result.log : "";
   if (status == ROTA_OK)
     status = cubin_create(result.cubin, result.size, nvrtc_version_number(compiler->nvrtc), cubin);

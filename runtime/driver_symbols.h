@@ -48,6 +48,12 @@
     (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                   \
      void **parameters, void **extra))                                                             \
+  X(launch_cooperative, "cuLaunchCooperativeKernel", REQUIRED,                                     \
+    (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
+     unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                   \
+     void **parameters))                                                                           \
+  X(resident_blocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor", REQUIRED,                      \
+    (int *blocks, CUfunction function, int block_size, size_t shared_bytes))                       \
   /* memory */                                                                                     \
   X(memory_allocate, "cuMemAlloc_v2", REQUIRED, (CUdeviceptr *address, size_t bytes))              \
   X(memory_free, "cuMemFree_v2", REQUIRED, (CUdeviceptr address))                                  \

@@ -12,12 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "generator/program.h"
+#include "generator/replace.h"
 #include "runtime/export_meta.h"
 
-enum { EXPORT_FORMAT = 1, HEADER_MAX = 256 };
+enum { EXPORT_FORMAT = 2, HEADER_MAX = 256 };
 
 typedef struct Header {
   char version[32], digest[ROTA_DIGEST_SIZE];
@@ -59,33 +59,6 @@ static rota_status verify_meta(const rota_kernel *kernel, const char *meta) {
   return status;
 }
 
-static rota_status write_stream(FILE *file, const char *header, const Text *body) {
-  if (fputs(header, file) < 0 || fwrite(body->data, 1, body->length, file) != body->length ||
-      fflush(file) != 0)
-    return ROTA_FILE;
-  return ROTA_OK;
-}
-
-/* Beside its place first, then renamed: a reader never sees half a file. */
-static rota_status write_file(const char *path, const char *header, const Text *body) {
-  Text aside = {0};
-  text_format(&aside, "%s.%ld.part", path, (long)getpid());
-  ROTA_TRY(text_status(&aside));
-  FILE *file = fopen(aside.data, "wb");
-  rota_status status = file ? write_stream(file, header, body) : ROTA_FILE;
-  if (file && fclose(file) != 0)
-    status = ROTA_FILE;
-  if (status == ROTA_OK && rename(aside.data, path) != 0)
-    status = ROTA_FILE;
-  if (status != ROTA_OK) {
-    status_fail(ROTA_FILE, "%s: the kernel could not be written: %m", path);
-    if (file)
-      unlink(aside.data);
-  }
-  text_free(&aside);
-  return status;
-}
-
 static rota_status export_parts(const rota_kernel *kernel, const char *meta, const char *path) {
   ROTA_TRY(verify_meta(kernel, meta));
   const Cubin *cubin = kernel->cubin;
@@ -105,7 +78,8 @@ static rota_status export_parts(const rota_kernel *kernel, const char *meta, con
   snprintf(header, sizeof header, "rota-kernel %d %s %s %d %zu %zu %zu\n", EXPORT_FORMAT,
            rota_version(), digest.hex, nvrtc_version, strlen(meta), strlen(kernel->source),
            cubin ? cubin->bytes : (size_t)0);
-  rota_status status = write_file(path, header, &body);
+  const FilePiece pieces[] = {{header, strlen(header)}, {body.data, body.length}};
+  rota_status status = file_replace(path, "the kernel", pieces, 2);
   text_free(&body);
   return status;
 }
@@ -201,6 +175,10 @@ rota_status kernel_import(rota_context *context, const char *path, int ordinal,
   free(data);
   if (status == ROTA_OK)
     status = load_imported(kernel, ordinal);
+  if (status == ROTA_OK) /* for the workers of the device that it runs on */
+    status = kernel_schedule(context, &kernel->spec, &kernel->tiling,
+                             kernel->module ? &kernel->module->device->target : &kernel->target,
+                             &kernel->schedule);
   if (status != ROTA_OK) {
     kernel_release(kernel);
     return status;

@@ -53,16 +53,22 @@ static json_t *tensors_to_json(const Symbols *symbols) {
   return array;
 }
 
+/* null, or text and name of the script that defines the schedule. */
+static json_t *script_to_json(const SpecScript *script) {
+  return script ? json_pack("[s, s]", script->text, script->name) : json_null();
+}
+
 static json_t *spec_to_json(const Spec *spec) {
   Scalar scale = {.f = spec->scale};
-  return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s, s:s, s:o, s:o, s:o, s:o}",
+  return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s, s:s, s:o, s:o, s:o, s:o, s:o}",
                    "dtype", (int)spec->dtype, "head_dim", spec->head_dim, "head_dim_v",
                    spec->head_dim_v, "heads", spec->heads, "kv_heads", spec->kv_heads, "scale_bits",
                    scale.i, "sink_logit", (int)spec->sink_logit, "deterministic",
                    (int)spec->deterministic, "backward", backward_name(spec->backward), "schedule",
                    spec->schedule, "mask", expression_to_json(spec->mask, &spec->symbols), "score",
                    expression_to_json(spec->score, &spec->symbols), "parameters",
-                   parameters_to_json(&spec->symbols), "tensors", tensors_to_json(&spec->symbols));
+                   parameters_to_json(&spec->symbols), "tensors", tensors_to_json(&spec->symbols),
+                   "script", script_to_json(spec->script));
 }
 
 static json_t *tiling_to_json(const Tiling *tiling) {
@@ -89,12 +95,10 @@ static json_t *target_to_json(const Target *target) {
 }
 
 rota_status export_meta_write(const rota_kernel *kernel, char **text) {
-  json_t *rule = json_pack("{s:s, s:i, s:i}", "name", kernel->rule.name, "chains",
-                           (int)kernel->rule.chains, "visits", (int)kernel->rule.visits);
   json_t *root = json_pack(
-      "{s:i, s:i, s:i, s:s, s:s, s:o, s:o, s:o, s:o}", "direction", (int)kernel->direction,
-      "layout", (int)kernel->layout, "device", (int)kernel->device, "program", kernel->program.hex,
-      "code", kernel->code.hex, "rule", rule, "spec", spec_to_json(&kernel->spec), "tiling",
+      "{s:i, s:i, s:i, s:s, s:s, s:o, s:o, s:o}", "direction", (int)kernel->direction, "layout",
+      (int)kernel->layout, "device", (int)kernel->device, "program", kernel->program.hex, "code",
+      kernel->code.hex, "spec", spec_to_json(&kernel->spec), "tiling",
       tiling_to_json(&kernel->tiling), "target", target_to_json(&kernel->target));
   *text = root ? json_dumps(root, JSON_SORT_KEYS | JSON_COMPACT) : NULL;
   json_decref(root);
@@ -170,15 +174,16 @@ static rota_status expression_from_json(json_t *text, ExpressionKind kind, Symbo
 static rota_status spec_from_json(json_t *json, Spec *spec) {
   int dtype, sink, deterministic;
   const char *backward, *schedule;
-  json_t *mask, *score, *parameters, *tensors;
+  json_t *mask, *score, *parameters, *tensors, *script;
   Scalar scale;
   json_error_t error;
-  if (json_unpack_ex(
-          json, &error, 0, "{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s, s:s, s:o, s:o, s:o, s:o}",
-          "dtype", &dtype, "head_dim", &spec->head_dim, "head_dim_v", &spec->head_dim_v, "heads",
-          &spec->heads, "kv_heads", &spec->kv_heads, "scale_bits", &scale.i, "sink_logit", &sink,
-          "deterministic", &deterministic, "backward", &backward, "schedule", &schedule, "mask",
-          &mask, "score", &score, "parameters", &parameters, "tensors", &tensors) != 0)
+  if (json_unpack_ex(json, &error, 0,
+                     "{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s, s:s, s:o, s:o, s:o, s:o, s:o}",
+                     "dtype", &dtype, "head_dim", &spec->head_dim, "head_dim_v", &spec->head_dim_v,
+                     "heads", &spec->heads, "kv_heads", &spec->kv_heads, "scale_bits", &scale.i,
+                     "sink_logit", &sink, "deterministic", &deterministic, "backward", &backward,
+                     "schedule", &schedule, "mask", &mask, "score", &score, "parameters",
+                     &parameters, "tensors", &tensors, "script", &script) != 0)
     return damaged("spec", error.text);
   spec->dtype = (rota_dtype)dtype;
   spec->scale = scale.f;
@@ -187,6 +192,9 @@ static rota_status spec_from_json(json_t *json, Spec *spec) {
   COPY_NAME(spec->schedule, schedule);
   if (!backward_from_name(backward, &spec->backward))
     return damaged("spec", "its backward");
+  const char *text, *name;
+  if (json_is_array(script) && json_unpack(script, "[s, s]", &text, &name) == 0)
+    ROTA_TRY(spec_script_create(text, name, &spec->script));
   ROTA_TRY(symbols_from_json(parameters, tensors, &spec->symbols));
   ROTA_TRY(expression_from_json(mask, EXPRESSION_MASK, &spec->symbols, &spec->mask));
   ROTA_TRY(expression_from_json(score, EXPRESSION_SCORE, &spec->symbols, &spec->score));
@@ -253,28 +261,22 @@ static rota_status target_from_json(json_t *json, Target *target) {
 }
 
 static rota_status kernel_from_json(json_t *root, rota_kernel *kernel) {
-  int direction, layout, device, chains, visits;
-  const char *program, *code, *rule;
+  int direction, layout, device;
+  const char *program, *code;
   json_t *spec, *tiling, *target;
   json_error_t error;
-  if (json_unpack_ex(root, &error, 0, "{s:i, s:i, s:i, s:s, s:s, s:{s:s, s:i, s:i}, s:o, s:o, s:o}",
-                     "direction", &direction, "layout", &layout, "device", &device, "program",
-                     &program, "code", &code, "rule", "name", &rule, "chains", &chains, "visits",
-                     &visits, "spec", &spec, "tiling", &tiling, "target", &target) != 0)
+  if (json_unpack_ex(root, &error, 0, "{s:i, s:i, s:i, s:s, s:s, s:o, s:o, s:o}", "direction",
+                     &direction, "layout", &layout, "device", &device, "program", &program, "code",
+                     &code, "spec", &spec, "tiling", &tiling, "target", &target) != 0)
     return damaged("description", error.text);
   if (direction < ROTA_FORWARD || direction > ROTA_BACKWARD || layout < ROTA_LAYOUT_ALIGNED ||
-      layout > ROTA_LAYOUT_ANY || (device != ROTA_DEVICE_CUDA && device != ROTA_DEVICE_CPU) ||
-      chains < CHAINS_ASCENDING || chains > CHAINS_DESCENDING || visits < VISITS_ASCENDING ||
-      visits > VISITS_DESCENDING)
+      layout > ROTA_LAYOUT_ANY || (device != ROTA_DEVICE_CUDA && device != ROTA_DEVICE_CPU))
     return damaged("description", "a value is out of its range");
   kernel->direction = (rota_direction)direction;
   kernel->layout = (rota_layout)layout;
   kernel->device = (rota_device_kind)device;
   COPY_NAME(kernel->program.hex, program);
   COPY_NAME(kernel->code.hex, code);
-  COPY_NAME(kernel->rule.name, rule);
-  kernel->rule.chains = (ChainOrder)chains;
-  kernel->rule.visits = (VisitOrder)visits;
   ROTA_TRY(target_from_json(target, &kernel->target));
   ROTA_TRY(tiling_from_json(tiling, &kernel->tiling));
   return spec_from_json(spec, &kernel->spec);

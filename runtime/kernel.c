@@ -3,15 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "generator/clock.h"
 #include "generator/program.h"
-
-double kernel_clock(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static rota_status check_request(const rota_kernel_request *request) {
   if (request->direction != ROTA_FORWARD && request->direction != ROTA_BACKWARD)
@@ -67,15 +61,26 @@ static rota_status choose_device(rota_context *context, const rota_kernel_reques
   return ROTA_OK;
 }
 
+rota_status kernel_schedule(rota_context *context, const Spec *spec, const Tiling *tiling,
+                            const Target *device, Schedule *schedule) {
+  Script *script = context_lock_script(context);
+  rota_status status = script_schedule(script, spec, tiling, device, schedule);
+  context_unlock_script(context);
+  schedule->owner = NULL;
+  return status;
+}
+
 static rota_status choose_tiling(rota_context *context, const Spec *spec,
                                  const rota_kernel_request *request, KernelChoice *choice) {
   Script *script = context_lock_script(context);
   rota_status status = script_tiling(script, spec, request->direction, request->layout,
                                      &choice->target, &choice->tiling);
-  if (status == ROTA_OK)
-    status = script_schedule(script, spec, &choice->tiling, &choice->rule);
   context_unlock_script(context);
-  return status;
+  if (status != ROTA_OK)
+    return status;
+  /* A GPU may have more or fewer multiprocessors than its kind has as a rule. */
+  const Target *device = choice->device ? &choice->device->target : &choice->target;
+  return kernel_schedule(context, spec, &choice->tiling, device, &choice->schedule);
 }
 
 rota_status kernel_choose(rota_context *context, const Spec *spec,
@@ -123,14 +128,14 @@ static rota_status compile_and_load(rota_kernel *kernel, const Program *program,
 
 /* Everything after the choice. */
 static rota_status build(rota_kernel *kernel, Device *device) {
-  double begin = kernel_clock();
+  double begin = clock_seconds();
   Program *program = NULL;
   rota_status status = build_source(kernel, &program);
   if (status == ROTA_OK && kernel->device == ROTA_DEVICE_CUDA)
     status = compile_and_load(kernel, program, device);
   program_destroy(program);
   double compile = kernel->cubin ? kernel->cubin->seconds : 0;
-  kernel->load_seconds = kernel_clock() - begin - compile;
+  kernel->load_seconds = clock_seconds() - begin - compile;
   return status;
 }
 
@@ -151,8 +156,9 @@ rota_status kernel_prepare(rota_context *context, const Spec *spec,
   kernel->device = choice.kind;
   kernel->target = choice.target;
   kernel->tiling = choice.tiling;
-  kernel->rule = choice.rule;
+  kernel->schedule = choice.schedule;
   spec_copy(&kernel->spec, spec);
+  kernel->schedule.script = kernel->spec.script;
   rota_status status = build(kernel, choice.device);
   kernel_choice_free(&choice);
   if (status != ROTA_OK) {
@@ -178,14 +184,6 @@ void kernel_release(rota_kernel *kernel) {
   free(kernel);
 }
 
-static int most_dynamic_shared(const Tiling *tiling) {
-  int most = 0;
-  for (int i = 0; i < tiling->launch_count; i++)
-    if (tiling->launches[i].shared_bytes > most)
-      most = tiling->launches[i].shared_bytes;
-  return most;
-}
-
 void kernel_info(const rota_kernel *kernel, rota_kernel_info *info) {
   const Cubin *cubin = kernel->cubin;
   const Module *module = kernel->module;
@@ -200,7 +198,7 @@ void kernel_info(const rota_kernel *kernel, rota_kernel_info *info) {
     info->cubin_bytes = cubin->bytes;
     info->registers = cubin->registers;
     info->spill_bytes = cubin->spill_bytes;
-    info->shared_bytes = cubin->shared_bytes + most_dynamic_shared(&kernel->tiling);
+    info->shared_bytes = cubin->shared_bytes + tiling_shared_bytes(&kernel->tiling);
     info->compile_log = cubin->log ? cubin->log : "";
   }
   if (module) { /* the driver knows best */

@@ -23,12 +23,12 @@ struct rota_kernel {
   rota_device_kind device; /* CUDA or CPU */
   Target target;
   Tiling tiling;
-  ScheduleRule rule;
-  char *source;   /* flattened */
-  Digest program; /* of the source without #line */
-  Digest code;    /* of what runs: the cubin's bytes, or the program on the CPU device */
-  Cubin *cubin;   /* owned; NULL on the CPU device */
-  Module *module; /* retained; NULL unless loaded */
+  Schedule schedule; /* its script is the spec's; its owner is set while planning */
+  char *source;      /* flattened */
+  Digest program;    /* of the source without #line */
+  Digest code;       /* of what runs: the cubin's bytes, or the program on the CPU device */
+  Cubin *cubin;      /* owned; NULL on the CPU device */
+  Module *module;    /* retained; NULL unless loaded */
   double load_seconds;
 };
 
@@ -38,13 +38,16 @@ typedef struct KernelChoice {
   Device *device; /* retained; NULL on the CPU device and for compile-only kernels */
   Target target;
   Tiling tiling;
-  ScheduleRule rule;
+  Schedule schedule;
 } KernelChoice;
 
 /* Chooses device, target, tiling and schedule for a request. */
 rota_status kernel_choose(rota_context *context, const Spec *spec,
                           const rota_kernel_request *request, KernelChoice *choice);
 void kernel_choice_free(KernelChoice *choice);
+/* The schedule of a spec and tiling on a device whose target is given. */
+rota_status kernel_schedule(rota_context *context, const Spec *spec, const Tiling *tiling,
+                            const Target *device, Schedule *schedule);
 
 rota_status kernel_prepare(rota_context *context, const Spec *spec,
                            const rota_kernel_request *request, rota_kernel **kernel);
@@ -52,7 +55,6 @@ rota_status kernel_prepare(rota_context *context, const Spec *spec,
 rota_status kernel_load(rota_kernel *kernel, Device *device);
 rota_kernel *kernel_retain(rota_kernel *kernel);
 void kernel_release(rota_kernel *kernel); /* NULL is fine */
-double kernel_clock(void);                /* seconds, monotonic */
 void kernel_info(const rota_kernel *kernel, rota_kernel_info *info);
 
 /* One file with all that planning and running need (export.c). */

@@ -16,10 +16,17 @@ static rota_status launch_entry(const rota_plan *plan, int index, RotaArguments 
     return ROTA_OK; /* gradient not wanted */
   void *parameters[] = {block};
   const Driver *driver = module->device->driver;
-  CUresult result = driver->launch_kernel(module->functions[index], (unsigned)blocks, 1, 1,
-                                          (unsigned)launch->threads, 1, 1,
-                                          (unsigned)launch->shared_bytes, stream, parameters, NULL);
-  rota_status status = driver_check(driver, result, "launch_kernel", launch->entry);
+  CUfunction function = module->functions[index];
+  unsigned grid = (unsigned)blocks, threads = (unsigned)launch->threads;
+  unsigned shared = (unsigned)launch->shared_bytes;
+  /* Workers that wait for any other must all be resident: the driver sees to it, or refuses. */
+  bool cooperative = plan->plan->co_resident && launch->grid == GRID_WORKERS;
+  CUresult result = cooperative ? driver->launch_cooperative(function, grid, 1, 1, threads, 1, 1,
+                                                             shared, stream, parameters)
+                                : driver->launch_kernel(function, grid, 1, 1, threads, 1, 1, shared,
+                                                        stream, parameters, NULL);
+  rota_status status = driver_check(
+      driver, result, cooperative ? "launch_cooperative" : "launch_kernel", launch->entry);
   if (result != DRIVER_INVALID_HANDLE && result != DRIVER_INVALID_CONTEXT)
     return status;
   return status_prefix(status, "is the stream one of device %d's primary context? ",

@@ -39,7 +39,7 @@ static void print_line(const char *prefix, const char *format, va_list arguments
   /* Plain malloc: a log line that cannot be printed is no failure of the call that wanted to. */
   char *line = length < 0 ? NULL : malloc(head + (size_t)length + 2);
   if (line) {
-    memcpy(line, prefix, head);
+    memcpy(line, prefix, head + 1);
     vsnprintf(line + head, (size_t)length + 1, format, again);
     size_t end = head + (size_t)length;
     if (line[end - 1] != '\n')

@@ -66,6 +66,9 @@ static rota_status find_entry(Module *module, int index, const Launch *launch) {
              launch->entry);
   DRIVER_TRY(driver, function_get_attribute, (&shared, FUNCTION_SHARED_BYTES, *function),
              launch->entry);
+  DRIVER_TRY(driver, resident_blocks,
+             (&module->resident[index], *function, launch->threads, (size_t)launch->shared_bytes),
+             launch->entry);
   module->registers = larger(module->registers, registers);
   module->spill_bytes = larger(module->spill_bytes, local);
   module->shared_bytes = larger(module->shared_bytes, shared + launch->shared_bytes);

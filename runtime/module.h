@@ -22,6 +22,7 @@ typedef struct Module {
   Digest key;     /* of cubin and launches: see module_key */
   CUmodule handle;
   CUfunction functions[LAUNCHES_MAX];       /* of tiling->launches */
+  int resident[LAUNCHES_MAX];               /* blocks of each that a multiprocessor holds at once */
   int registers, spill_bytes, shared_bytes; /* worst entry of each */
 } Module;
 

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "generator/clock.h"
+
 /* What decides the bits, besides the inputs: code, patterns, and the numbers that a kernel is
  * handed. */
 static Digest digest_plan(const rota_plan *plan) {
@@ -62,9 +64,48 @@ static rota_status check_loaded(const rota_kernel *kernel) {
                      kernel->target.name);
 }
 
+/* Workers that the kernel's device holds at once; INT32_MAX where none is loaded: the CPU device
+ * adds in the plan's order without waiting. */
+static int32_t resident_workers(const rota_kernel *kernel) {
+  int64_t most = INT32_MAX;
+  for (int i = 0; kernel->module && i < kernel->tiling.launch_count; i++) {
+    int64_t blocks =
+        (int64_t)kernel->module->resident[i] * kernel->module->device->target.multiprocessors;
+    if (kernel->tiling.launches[i].grid == GRID_WORKERS && blocks < most)
+      most = blocks;
+  }
+  return (int32_t)most;
+}
+
+/* Workers that wait for one another in any order must all be resident at once. */
+static rota_status check_residency(const rota_plan *plan) {
+  int32_t resident = resident_workers(plan->kernel);
+  if (!plan->plan->co_resident || plan->plan->workers <= resident)
+    return ROTA_OK;
+  const Device *device = plan->kernel->module->device;
+  return status_fail(ROTA_UNSUPPORTED,
+                     "schedule '%s' has %d workers that wait for one another; device %d (%s) holds "
+                     "%d at once: plan for this device, or use a portable schedule such as "
+                     "shortest_first",
+                     plan->plan->schedule, plan->plan->workers, device->ordinal, device->name,
+                     resident);
+}
+
+/* A portable schedule's bits are the same with fewer workers, or with tickets. */
+static void fit_workers(const rota_kernel *kernel, Schedule *schedule) {
+  int32_t resident = resident_workers(kernel);
+  if (!schedule->portable || schedule->workers <= resident)
+    return;
+  if (resident < 1)
+    schedule->assignment = ASSIGN_TICKETS;
+  else
+    schedule->workers = resident;
+}
+
 static rota_status finish(rota_plan *plan) {
   measure(plan);
   ROTA_TRY(check_grids(plan));
+  ROTA_TRY(check_residency(plan));
   plan->digest = digest_plan(plan);
   if (!plan->digest.hex[0])
     return ROTA_OUT_OF_MEMORY;
@@ -88,7 +129,7 @@ static rota_status begin(rota_kernel *kernel, rota_plan **result) {
 static rota_status end(rota_status status, double started, rota_plan **plan) {
   if (status == ROTA_OK)
     status = finish(*plan);
-  (*plan)->seconds = kernel_clock() - started;
+  (*plan)->seconds = clock_seconds() - started;
   if (status == ROTA_OK)
     return ROTA_OK;
   prepared_destroy(*plan);
@@ -96,17 +137,50 @@ static rota_status end(rota_status status, double started, rota_plan **plan) {
   return status;
 }
 
+/* A schedule whose functions lock the context's script while they run, not while the rest of the
+ * plan is made. */
+typedef struct Locked {
+  rota_context *context;
+  const Schedule *schedule;
+} Locked;
+
+static rota_status locked_pattern(const Schedule *schedule, const PatternView *view,
+                                  PatternAnswer *answer) {
+  const Locked *locked = schedule->owner;
+  Schedule inner = *locked->schedule;
+  inner.owner = context_lock_script(locked->context);
+  rota_status status = inner.pattern(&inner, view, answer);
+  context_unlock_script(locked->context);
+  return status;
+}
+
+static rota_status locked_assign(const Schedule *schedule, const BatchView *view,
+                                 BatchAnswer *answer) {
+  const Locked *locked = schedule->owner;
+  Schedule inner = *locked->schedule;
+  inner.owner = context_lock_script(locked->context);
+  rota_status status = inner.assign(&inner, view, answer);
+  context_unlock_script(locked->context);
+  return status;
+}
+
 rota_status prepared_create(rota_kernel *kernel, const rota_plan_request *request,
                             rota_plan **plan) {
-  double started = kernel_clock();
+  double started = clock_seconds();
   ROTA_TRY(begin(kernel, plan));
-  rota_status status = plan_build(&kernel->spec, kernel->direction, &kernel->tiling, &kernel->rule,
+  Locked locked = {kernel->context, &kernel->schedule};
+  Schedule schedule = kernel->schedule;
+  schedule.owner = &locked;
+  schedule.pattern = locked_pattern;
+  schedule.assign = locked_assign;
+  fit_workers(kernel, &schedule);
+  rota_status status = plan_build(&kernel->spec, kernel->direction, &kernel->tiling, &schedule,
                                   request, &(*plan)->plan);
   return end(status, started, plan);
 }
 
 rota_status prepared_load(rota_kernel *kernel, const char *path, rota_plan **plan) {
-  double started = kernel_clock();
+  double started = clock_seconds();
   ROTA_TRY(begin(kernel, plan));
   rota_status status = plan_load(path, &kernel->program, &(*plan)->plan);
   /* The file tells tiling, scale and workspace; a kernel runs only what fits its own. */

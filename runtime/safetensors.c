@@ -260,7 +260,7 @@ static json_t *header_entry(const SafetensorsEntry *entry, size_t begin) {
     json_array_append_new(shape, json_integer(entry->size[i]));
   /* o steals the shape, also where packing fails. */
   return json_pack("{s:s, s:o, s:[I, I]}", "dtype", type_of(entry->dtype), "shape", shape,
-                   "data_offsets", (json_int_t)begin, (json_int_t)(begin + entry->bytes));
+                   "data_offsets", (json_int_t)begin, (json_int_t)begin + (json_int_t)entry->bytes);
 }
 
 /* The header's text, NULL when memory ran out. */

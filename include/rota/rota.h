@@ -139,7 +139,7 @@ typedef struct rota_spec_fields {
   bool sink_logit;             /* one learnable logit per query head in the softmax's denominator */
   bool allow_nondeterministic; /* false (default): gradients are bit-reproducible */
   const char *backward;        /* "auto", "ordered", "two_pass", "atomic"; NULL: auto */
-  const char *schedule;        /* a name of lua/schedules.lua; NULL: auto */
+  const char *schedule;        /* of lua/schedules.lua: "shift", "shift:stagger=3"; NULL: auto */
 } rota_spec_fields;
 ROTA_API rota_status rota_spec_create(rota_context *context, const rota_spec_fields *fields,
                                       rota_spec **spec);

@@ -9,8 +9,9 @@
 //   rank r, warp w:       counter >= r * warps (acquire) -> __syncwarp -> load or add to the sums
 //
 // No signal of rank r can be counted before all of rank r - 1 are: it is sent after the wait. Waits
-// are for workers with lower tickets only (the tables see to it), which run or have run: there is
-// always one that waits for nobody.
+// are for workers with lower tickets only, which run or have run; or all workers are resident (a
+// cooperative launch) and their queues are free of cycles. The plan sees to it: there is always one
+// that waits for nobody.
 #ifndef ROTA_LIB_ORDER_CUH
 #define ROTA_LIB_ORDER_CUH
 

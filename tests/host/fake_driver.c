@@ -17,11 +17,12 @@ enum {
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   DESTROYED = 709,
+  COOPERATIVE_TOO_LARGE = 720,
   CAPTURE_UNSUPPORTED = 900,
   RELAXED = 2
 };
 
-FakeDriver fake_driver = {.capability = 90};
+FakeDriver fake_driver = {.capability = 90, .resident_blocks = 1};
 
 enum { STACK = 16 };
 static _Thread_local void *stack[STACK];
@@ -178,6 +179,19 @@ Result cuLaunchKernel(FakeModule *function, unsigned x, unsigned y, unsigned z, 
   fake_driver.last_shared = shared;
   memcpy(fake_driver.last_block, parameters[0], (size_t)fake_driver.block_bytes);
   return OK;
+}
+Result cuLaunchCooperativeKernel(FakeModule *function, unsigned x, unsigned y, unsigned z,
+                                 unsigned threads, unsigned ty, unsigned tz, unsigned shared,
+                                 void *stream, void **parameters) {
+  if (x > 132 * (unsigned)fake_driver.resident_blocks)
+    return refuse(COOPERATIVE_TOO_LARGE);
+  fake_driver.cooperative_launches++;
+  return cuLaunchKernel(function, x, y, z, threads, ty, tz, shared, stream, parameters, 0);
+}
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, FakeModule *function, int threads,
+                                                   size_t shared) {
+  (void)function, (void)threads, (void)shared;
+  return *blocks = fake_driver.resident_blocks, OK;
 }
 
 /* Blocks that a reset took stay readable, but are no longer known. */

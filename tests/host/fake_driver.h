@@ -10,7 +10,9 @@ typedef struct FakeDriver {
   int capture_mode; /* of the one thread that captures */
   int refuse_load;  /* cuModuleLoadData answers NO_BINARY_FOR_GPU */
   int capability;   /* 90 */
-  int depth;        /* of the stack of contexts, summed over threads */
+  int resident_blocks; /* of a multiprocessor: 1 */
+  int cooperative_launches;
+  int depth; /* of the stack of contexts, summed over threads */
   unsigned last_grid, last_threads, last_shared, max_dynamic;
   int block_bytes; /* how much of a launch's argument block to keep */
   unsigned char last_block[4096];

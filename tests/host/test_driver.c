@@ -199,6 +199,44 @@ static void test_tensors(void **state) {
   rota_context_destroy(context);
 }
 
+/* A gang's workers wait for one another: launched together, or refused before anything starts. */
+static void test_cooperative_launch(void **state) {
+  (void)state;
+  static const char gang[] = "return rota.attention{head_dim = 64, heads = 4, kv_heads = 2, "
+                             "backward = 'ordered', schedule = 'shift'}";
+  static const char alone[] = "return rota.attention{head_dim = 64, heads = 4, kv_heads = 2, "
+                              "backward = 'ordered', schedule = 'descending'}";
+  rota_context *context = make_context();
+  rota_plan *plan = calls_prepare(context, gang, ROTA_BACKWARD, ROTA_DEVICE_CUDA, &problem);
+  fake->cooperative_launches = 0;
+  must(run(plan, NULL));
+  assert_int_equal(fake->cooperative_launches, 1);
+  rota_plan_destroy(plan);
+
+  fake->resident_blocks = 0;
+  rota_spec *spec;
+  rota_kernel *kernel;
+  rota_kernel_request request = {.direction = ROTA_BACKWARD, .device = ROTA_DEVICE_CUDA};
+  rota_plan_request shape = {
+      .lengths = {.batch = problem.batch, .n_q = problem.n_q, .n_k = problem.n_k}};
+  rota_context *small = make_context(); /* its modules are measured anew */
+  must(rota_spec_create_from_script(small, gang, "test.lua", &spec));
+  must(rota_kernel_prepare(small, spec, &request, &kernel));
+  must_fail(rota_plan_create(kernel, &shape, &plan), ROTA_UNSUPPORTED,
+            "schedule 'shift'|wait for one another|holds 0 at once|shortest_first");
+  rota_kernel_destroy(kernel);
+  rota_spec_destroy(spec);
+  /* Portable: by tickets then. */
+  plan = calls_prepare(small, alone, ROTA_BACKWARD, ROTA_DEVICE_CUDA, &problem);
+  fake->cooperative_launches = 0;
+  must(run(plan, NULL));
+  assert_int_equal(fake->cooperative_launches, 0);
+  rota_plan_destroy(plan);
+  fake->resident_blocks = 1;
+  rota_context_destroy(small);
+  rota_context_destroy(context);
+}
+
 /* A batch without rows launches nothing: a grid of 0 blocks is an error of the driver. */
 static void test_empty_grid(void **state) {
   (void)state;
@@ -439,6 +477,7 @@ static int second_run(const char *nvrtc) {
   const struct CMUnitTest tests[] = {
       TEST(test_looked_for_when_needed),
       TEST(test_launch),
+      TEST(test_cooperative_launch),
       TEST(test_tensors),
       TEST(test_empty_grid),
       TEST(test_caller_context),

@@ -24,6 +24,9 @@ static const char *const models[] = {
     "head_dim = 16, heads = 4, kv_heads = 2, dtype = 'fp32', "
     "mask = where('k <= q + reach and (q - k) % 3 ~= 1', {reach = 7}), "
     "score = score('s * 0.1 + select(q > k, 1e-3, -2.5) * w', {w = 0.7})",
+    "head_dim = 16, heads = 4, kv_heads = 2, dtype = 'fp32', mask = causal, schedule = { "
+    "name = 'mine', pattern = function(map) return {"
+    "visits = function(chain) return {{map.q_tiles - 1, 0, -1}} end} end }",
 };
 enum { MODELS = sizeof models / sizeof models[0] };
 

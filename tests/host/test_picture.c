@@ -1,7 +1,6 @@
-/* Pictures: well-formed SVG whose shapes cover exactly the map's tiles, small for large maps, with
- * right figures. */
+/* Pictures: well-formed SVG whose shapes cover exactly the map's tiles, whose shades follow the
+ * visits and whose chart shows each tick of the simulation as what it is; small for large maps. */
 #include "generator/picture.h"
-#include "generator/picture_roster.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,12 +30,96 @@ static TileMap *map_of(const char *text, TileMapRequest request) {
   return map;
 }
 
-static Pattern *pattern_of(const TileMap *map, ChainOrder chains, int group) {
-  const TileMap *maps[4] = {map, map, map, map};
-  ScheduleRule rule = {"test", chains, VISITS_ASCENDING};
-  Pattern *pattern;
-  assert_int_equal(pattern_build(&rule, maps, group, &pattern), ROTA_OK);
+/* Chains visit upwards; a query tile's partials are added by kv tile, ascending or descending. */
+static Pattern *pattern_of(const TileMap *map, bool ascending, int group) {
+  Pattern *pattern = calloc(1, sizeof *pattern);
+  int64_t tiles = (map->full_tiles + map->partial_tiles) * group, count = 0;
+  *pattern = (Pattern){.chains = map->kv_tiles,
+                       .group = group,
+                       .q_tiles = map->q_tiles,
+                       .chain_begin = calloc((size_t)map->kv_tiles + 1, sizeof(int64_t)),
+                       .visits = calloc((size_t)tiles + 1, sizeof(PatternVisit)),
+                       .start_order = calloc((size_t)map->kv_tiles + 1, sizeof(int32_t))};
+  int32_t *total = calloc((size_t)map->q_tiles + 1, sizeof(int32_t));
+  for (int32_t q = 0; q < map->q_tiles; q++)
+    for (int64_t r = map->row_begin[q]; r < map->row_begin[q + 1]; r++)
+      total[q] += map->runs[r].end - map->runs[r].begin;
+  int32_t *seen = calloc((size_t)map->q_tiles + 1, sizeof(int32_t));
+  for (int32_t chain = 0; chain < map->kv_tiles; chain++) {
+    pattern->start_order[chain] = ascending ? chain : map->kv_tiles - 1 - chain;
+    for (int head = 0; head < group; head++)
+      for (int32_t q = 0; q < map->q_tiles; q++)
+        if (tile_map_kind(map, q, chain) != TILE_EMPTY)
+          pattern->visits[count++] =
+              (PatternVisit){.q_tile = q,
+                             .group_head = head,
+                             .rank = ascending ? seen[q] : total[q] - 1 - seen[q],
+                             .partial = tile_map_kind(map, q, chain) == TILE_PARTIAL};
+    for (int32_t q = 0; q < map->q_tiles; q++)
+      seen[q] += tile_map_kind(map, q, chain) != TILE_EMPTY;
+    pattern->chain_begin[chain + 1] = count;
+  }
+  free(total);
+  free(seen);
   return pattern;
+}
+
+/* A pattern on workers, simulated: worker w has the chains w, w + workers, ... of `heads` heads. */
+typedef struct Scene {
+  DagPlane plane;
+  DagVisit *visits;
+  DagProblem problem;
+  DagFigures figures;
+  DagTrace trace;
+  DagItem *items;
+  int64_t *queue_begin;
+  int32_t *plane_of, q_tiles;
+  Gantt gantt;
+} Scene;
+
+static void stage(const Pattern *pattern, int heads, int workers, const Costs *costs,
+                  Scene *scene) {
+  int64_t visits = pattern->chain_begin[pattern->chains], count = 0;
+  int64_t items = (int64_t)heads * pattern->chains;
+  *scene = (Scene){.visits = calloc((size_t)visits + 1, sizeof(DagVisit)),
+                   .items = calloc((size_t)items + 1, sizeof(DagItem)),
+                   .queue_begin = calloc((size_t)workers + 1, sizeof(int64_t)),
+                   .plane_of = calloc((size_t)heads + 1, sizeof(int32_t)),
+                   .q_tiles = pattern->q_tiles};
+  for (int64_t v = 0; v < visits; v++) {
+    const PatternVisit *visit = &pattern->visits[v];
+    scene->visits[v] = (DagVisit){visit->group_head * pattern->q_tiles + visit->q_tile, visit->rank,
+                                  visit->partial};
+  }
+  for (int w = 0; w < workers; w++) {
+    for (int64_t i = 0; i < items; i++)
+      if (i % workers == w)
+        scene->items[count++] =
+            (DagItem){(int32_t)(i / pattern->chains), pattern->start_order[i % pattern->chains]};
+    scene->queue_begin[w + 1] = count;
+  }
+  scene->plane = (DagPlane){pattern->chains, pattern->group * pattern->q_tiles,
+                            pattern->chain_begin, scene->visits};
+  scene->problem = (DagProblem){.planes = &scene->plane,
+                                .plane_count = 1,
+                                .plane_of = scene->plane_of,
+                                .instances = heads,
+                                .workers = workers,
+                                .queues = workers,
+                                .queue_begin = scene->queue_begin,
+                                .items = scene->items};
+  if (dag_simulate(&scene->problem, costs, &scene->figures, &scene->trace) != ROTA_OK)
+    fail_msg("%s", status_message());
+  scene->gantt = (Gantt){
+      &scene->problem, &scene->figures, &scene->trace, &scene->q_tiles, costs->start, "us", "test"};
+}
+
+static void clear(Scene *scene) {
+  dag_trace_free(&scene->trace);
+  free(scene->visits);
+  free(scene->items);
+  free(scene->queue_begin);
+  free(scene->plane_of);
 }
 
 static char *draw(const TileMap *map, const Pattern *pattern, const char *title) {
@@ -137,7 +220,7 @@ static void test_shapes_are_the_tiles(void **state) {
   for (size_t m = 0; m < sizeof masks / sizeof *masks; m++)
     for (int n = 0; n <= 1200; n += 400) {
       TileMap *map = map_of(masks[m], (TileMapRequest){n, 700, 64, 32, 0, 0});
-      Pattern *pattern = pattern_of(map, CHAINS_DESCENDING, 2);
+      Pattern *pattern = pattern_of(map, false, 2);
       for (int with = 0; with < 2; with++) {
         char *svg = draw(map, with ? pattern : NULL, masks[m]);
         check_xml(svg);
@@ -152,15 +235,13 @@ static void test_shapes_are_the_tiles(void **state) {
 static void test_words_and_figures(void **state) {
   (void)state;
   TileMap *map = map_of("k <= q", (TileMapRequest){256, 256, 64, 64, 0, 0});
-  Pattern *pattern = pattern_of(map, CHAINS_DESCENDING, 1);
+  Pattern *pattern = pattern_of(map, false, 1);
   char *svg = draw(map, pattern, "a < b && c > d");
   assert_non_null(strstr(svg, "a &lt; b &amp;&amp; c &gt; d"));
   assert_non_null(strstr(svg, "256 x 256 tokens in tiles of 64 x 64"));
   assert_non_null(strstr(svg, "full 6 (37.5 %)"));
   assert_non_null(strstr(svg, "partial 4 (25.0 %)"));
   assert_non_null(strstr(svg, "empty 6 (37.5 %)"));
-  assert_non_null(strstr(svg, "4 chains, 10 visits; length 4 visits"));
-  assert_non_null(strstr(svg, "waiting 0 (0.0 %)"));
   free(svg);
   char title[] =
       "no room: ................................................................................"
@@ -177,33 +258,127 @@ static void test_words_and_figures(void **state) {
   tile_map_destroy(map);
 }
 
-/* Against the model worked out by hand. Causal, 4 x 4 tiles of one size. */
-static void test_roster_figures(void **state) {
+/* The darkest tiles of a chain are those that it visits last. */
+static void test_shades(void **state) {
   (void)state;
-  TileMap *map = map_of("k <= q", (TileMapRequest){256, 256, 64, 64, 0, 0});
-  RosterFigures figures;
-  Pattern *pattern = pattern_of(map, CHAINS_DESCENDING, 1);
-  assert_int_equal(roster_figures(pattern, &figures), ROTA_OK);
-  /* Chains 3, 2, 1, 0 with 1 .. 4 visits; each adds first on its diagonal and finds every other
-   * turn just passed. */
-  assert_int_equal(figures.busy, 10 * VISIT_TICKS);
-  assert_int_equal(figures.span, 4 * VISIT_TICKS);
-  assert_int_equal(figures.waiting, 0);
-  pattern_destroy(pattern);
-  pattern = pattern_of(map, CHAINS_ASCENDING, 1);
-  assert_int_equal(roster_figures(pattern, &figures), ROTA_OK);
-  /* Chain 0 ends its visits of rows 0 .. 3 at 4, 8, 12, 16. Chain 1 adds to row 1 at 9 (ready at
-   * 4), then 13, 17; chain 2 to row 2 at 14, then 18; chain 3 to row 3 at 19. Waits: 5 + 10 + 15.
-   */
-  assert_int_equal(figures.span, 19);
-  assert_int_equal(figures.waiting, 5 + 10 + 15);
+  TileMap *map = map_of("k <= q", (TileMapRequest){1024, 1024, 64, 64, 0, 0});
+  Pattern *pattern = pattern_of(map, true, 2);
+  char *svg = draw(map, pattern, NULL);
+  int grid[16 * 16] = {0};
+  for (int shade = 1; shade <= 7; shade++) {
+    char class[] = {'l', 'a', 't', 'e', (char)('0' + shade), 0};
+    int painted[16 * 16] = {0};
+    assert_true(paint(svg, class, painted, 16, 16) > 0);
+    for (int i = 0; i < 16 * 16; i++) {
+      assert_true(painted[i] == 0 || (painted[i] == 1 && grid[i] == 0));
+      grid[i] += painted[i] * shade;
+    }
+  }
+  for (int q = 0; q < 16; q++)
+    for (int k = 0; k < 16; k++) /* chain k visits 16 - k tiles from its diagonal on */
+      assert_int_equal(grid[16 * q + k], q < k ? 0 : (q - k) * 8 / (16 - k));
+  free(svg);
   pattern_destroy(pattern);
   tile_map_destroy(map);
-  map = map_of("k <= q", (TileMapRequest){0, 0, 64, 64, 0, 0});
-  pattern = pattern_of(map, CHAINS_ASCENDING, 1);
-  assert_int_equal(roster_figures(pattern, &figures), ROTA_OK);
-  assert_int_equal(figures.span + figures.busy + figures.waiting, 0);
+}
+
+/* ---- The chart ---- */
+
+enum { COLUMNS = 2 * GANTT_WIDTH, UNITS = 20 };
+
+/* A grid of columns x lanes, each lane at one height; class by class. */
+static void paint_lane(const char *svg, const char *class, int height, int lanes, int *line) {
+  int *grid = calloc((size_t)lanes * UNITS * COLUMNS, sizeof(int));
+  paint(svg, class, grid, lanes * UNITS, COLUMNS);
+  for (int lane = 0; lane < lanes; lane++)
+    for (int x = 0; x < COLUMNS; x++)
+      line[lane * COLUMNS + x] = grid[(lane * UNITS + height) * COLUMNS + x];
+  free(grid);
+}
+
+/* Makespan 1560 ticks: a tick is a column. With staging, reductions lie below the visits. */
+static void check_chart(const Scene *scene, const char *svg) {
+  int lanes = scene->problem.workers;
+  int *shade[SHADES], *adds = calloc((size_t)lanes * COLUMNS, sizeof(int));
+  int *starts = calloc((size_t)lanes * COLUMNS, sizeof(int));
+  paint_lane(svg, "add", 16, lanes, adds);
+  paint_lane(svg, "start", 5, lanes, starts);
+  for (int i = 0; i < SHADES; i++) {
+    char class[8];
+    snprintf(class, sizeof class, "s%d", i);
+    shade[i] = calloc((size_t)lanes * COLUMNS, sizeof(int));
+    paint_lane(svg, class, 5, lanes, shade[i]);
+  }
+  for (int64_t item = 0; item < scene->problem.queue_begin[lanes]; item++) {
+    const DagItem *entry = &scene->items[item];
+    const DagVisit *visits = scene->visits + scene->plane.chain_begin[entry->chain];
+    int lane = scene->trace.worker[item];
+    for (int64_t i = scene->trace.item_begin[item]; i < scene->trace.item_begin[item + 1]; i++) {
+      const DagSpan *span = &scene->trace.spans[i];
+      int32_t tile = visits[i - scene->trace.item_begin[item]].tile % scene->q_tiles;
+      int *line = shade[shade_of(tile, scene->q_tiles)];
+      for (int64_t x = span->begin; x < span->computed; x++)
+        line[lane * COLUMNS + x] -= 1;
+      for (int64_t x = span->begin - scene->gantt.start; x < span->begin; x++)
+        starts[lane * COLUMNS + x] -= i == scene->trace.item_begin[item];
+      for (int64_t x = span->turn; x < span->end; x++)
+        adds[lane * COLUMNS + x] -= 1;
+    }
+  }
+  for (int i = 0; i < lanes * COLUMNS; i++) {
+    assert_int_equal(adds[i], 0);
+    assert_int_equal(starts[i], 0);
+    for (int k = 0; k < SHADES; k++)
+      assert_int_equal(shade[k][i], 0);
+  }
+  free(adds);
+  free(starts);
+  for (int i = 0; i < SHADES; i++)
+    free(shade[i]);
+}
+
+static void test_chart(void **state) {
+  (void)state;
+  TileMap *map = map_of("k <= q", (TileMapRequest){512, 512, 64, 64, 0, 0});
+  Pattern *pattern = pattern_of(map, true, 1);
+  Costs costs = {.visit = 7, .partial = 9, .reduce = 3, .handoff = 2, .start = 4, .staging = 1};
+  Scene scene;
+  stage(pattern, 2, 3, &costs, &scene);
+  scene.figures.makespan = COLUMNS; /* the scale alone */
+  Text svg = {0};
+  Picture picture = {.map = map, .pattern = pattern, .gantt = &scene.gantt};
+  assert_int_equal(picture_draw(&picture, &svg), ROTA_OK);
+  check_xml(svg.data);
+  check_shapes(map, svg.data);
+  check_chart(&scene, svg.data);
+  assert_non_null(strstr(svg.data, "test on 3 workers: 1.56 us"));
+  assert_non_null(strstr(svg.data, ">stalled<"));
+  text_free(&svg);
+  clear(&scene);
   pattern_destroy(pattern);
+  tile_map_destroy(map);
+}
+
+/* 132 workers, 16k tokens, 16 heads: a file that a browser opens at once, whatever the order. */
+static void test_chart_size(void **state) {
+  (void)state;
+  TileMap *map = map_of("k <= q", (TileMapRequest){16384, 16384, 64, 128, 0, 0});
+  for (int ascending = 0; ascending < 2; ascending++) {
+    Pattern *pattern = pattern_of(map, ascending, 1);
+    Costs costs;
+    assert_int_equal(costs_parse("c=2.3,r=1.1,h=0.7,staging=1", &costs), ROTA_OK);
+    Scene scene;
+    stage(pattern, 16, 132, &costs, &scene);
+    Text svg = {0};
+    Picture picture = {.map = map, .pattern = pattern, .gantt = &scene.gantt};
+    assert_int_equal(picture_draw(&picture, &svg), ROTA_OK);
+    check_xml(svg.data);
+    print_message("132 workers, 264,192 visits: %zu bytes of SVG\n", svg.length);
+    assert_true(svg.length < 4000000);
+    text_free(&svg);
+    clear(&scene);
+    pattern_destroy(pattern);
+  }
   tile_map_destroy(map);
 }
 
@@ -217,7 +392,7 @@ static void test_large_maps_stay_small(void **state) {
                {"k <= q and q - k < 4096", 65536}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     TileMap *map = map_of(cases[i].mask, (TileMapRequest){cases[i].n, cases[i].n, 64, 128, 0, 0});
-    Pattern *pattern = pattern_of(map, CHAINS_ASCENDING, 1);
+    Pattern *pattern = pattern_of(map, true, 1);
     char *svg = draw(map, pattern, "large");
     check_xml(svg);
     print_message("%-32s %6d: %7lld runs, %7zu bytes of SVG\n", cases[i].mask, cases[i].n,
@@ -255,26 +430,35 @@ static void test_coarse_cells(void **state) {
 static void test_memory_failures(void **state) {
   (void)state;
   TileMap *map = map_of("k // 64 % 2 == 0", (TileMapRequest){16384, 24576, 32, 64, 0, 0});
-  Pattern *pattern = pattern_of(map, CHAINS_DESCENDING, 1);
+  Pattern *pattern = pattern_of(map, false, 1);
+  Costs costs = costs_paper(2, 1);
+  Scene scene;
+  stage(pattern, 1, 5, &costs, &scene);
   rota_status status = ROTA_OUT_OF_MEMORY;
   for (long n = 1; status != ROTA_OK; n++) {
     Text svg = {0};
     memory_fail_at(n);
-    status = picture_draw(&(Picture){.map = map, .pattern = pattern}, &svg);
+    status = picture_draw(&(Picture){.map = map, .pattern = pattern, .gantt = &scene.gantt}, &svg);
     memory_fail_at(0);
     assert_true(status == ROTA_OK || status == ROTA_OUT_OF_MEMORY);
     assert_true(n < 1000);
     text_free(&svg);
   }
+  clear(&scene);
   pattern_destroy(pattern);
   tile_map_destroy(map);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_shapes_are_the_tiles), cmocka_unit_test(test_words_and_figures),
-      cmocka_unit_test(test_roster_figures),       cmocka_unit_test(test_large_maps_stay_small),
-      cmocka_unit_test(test_coarse_cells),         cmocka_unit_test(test_memory_failures),
+      cmocka_unit_test(test_shapes_are_the_tiles),
+      cmocka_unit_test(test_words_and_figures),
+      cmocka_unit_test(test_shades),
+      cmocka_unit_test(test_chart),
+      cmocka_unit_test(test_chart_size),
+      cmocka_unit_test(test_large_maps_stay_small),
+      cmocka_unit_test(test_coarse_cells),
+      cmocka_unit_test(test_memory_failures),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

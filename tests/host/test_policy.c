@@ -117,27 +117,33 @@ static void test_schedules(void **state) {
   (void)state;
   const char *const *names = script_names(test_script, "schedules");
   const char *const *sources = script_names(test_script, "schedule_sources");
-  Spec spec = {0};
-  Tiling ordered = {.algorithm = "ordered"}, two_pass = {.algorithm = "two_pass"};
-  ScheduleRule rule;
+  Spec spec = {.head_dim = 64, .head_dim_v = 64, .heads = 1, .kv_heads = 1};
+  Tiling ordered = {
+      .algorithm = "ordered", .architecture = "portable", .tile_q = 64, .tile_kv = 64};
+  Tiling two_pass = ordered;
+  snprintf(two_pass.algorithm, sizeof two_pass.algorithm, "two_pass");
+  Target target = {.multiprocessors = 132};
+  Schedule rule;
   int count = 0;
   for (; names[count]; count++) {
     assert_true(strlen(sources[count]) > 5);
     snprintf(spec.schedule, sizeof spec.schedule, "%s", names[count]);
-    check_ok(script_schedule(test_script, &spec, &ordered, &rule));
+    check_ok(script_schedule(test_script, &spec, &ordered, &target, &rule));
     assert_string_equal(rule.name, names[count]);
   }
-  assert_true(count >= 3);
+  assert_int_equal(count, 8);
   snprintf(spec.schedule, sizeof spec.schedule, "auto");
-  check_ok(script_schedule(test_script, &spec, &ordered, &rule));
+  check_ok(script_schedule(test_script, &spec, &ordered, &target, &rule));
   assert_string_equal(rule.name, "shortest_first");
-  assert_int_equal(rule.chains, CHAINS_DESCENDING);
-  assert_int_equal(rule.visits, VISITS_ASCENDING);
-  check_ok(script_schedule(test_script, &spec, &two_pass, &rule));
+  assert_true(rule.portable);
+  assert_int_equal(rule.assignment, ASSIGN_TICKETS);
+  assert_int_equal(rule.workers, 132);
+  check_ok(script_schedule(test_script, &spec, &two_pass, &target, &rule));
   assert_string_equal(rule.name, "ascending");
   snprintf(spec.schedule, sizeof spec.schedule, "sideways");
-  assert_int_equal(script_schedule(test_script, &spec, &ordered, &rule), ROTA_SCHEDULE);
-  assert_non_null(strstr(status_message(), "known: ascending, descending, shortest_first"));
+  assert_int_equal(script_schedule(test_script, &spec, &ordered, &target, &rule), ROTA_SCHEDULE);
+  assert_non_null(
+      strstr(status_message(), "known: ascending, descending, longest_first, optimized"));
 }
 
 int main(void) {

@@ -52,7 +52,7 @@ void plan_case_create(PlanCase *at, const char *algorithm, const char *mask, con
   at->tiling.launches[0] = (Launch){.entry = "rota_test", .grid = GRID_ROW_ITEMS, .threads = 128};
   at->tiling.field_count = 1;
   at->tiling.fields[0] = (TilingField){.name = "stages", .value = 2};
-  at->rule = (ScheduleRule){"test", CHAINS_DESCENDING, VISITS_ASCENDING};
+  at->schedule = rule_schedule(DOWNWARDS, UPWARDS);
 }
 
 void plan_case_free(PlanCase *at) {
@@ -60,7 +60,7 @@ void plan_case_free(PlanCase *at) {
 }
 
 rota_status plan_case_build(const PlanCase *at, Plan **plan) {
-  return plan_build(&at->spec, at->direction, &at->tiling, &at->rule, &at->request, plan);
+  return plan_build(&at->spec, at->direction, &at->tiling, &at->schedule, &at->request, plan);
 }
 
 Plan *plan_case_good(const PlanCase *at) {

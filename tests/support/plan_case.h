@@ -3,11 +3,12 @@
 #define ROTA_TESTS_PLAN_CASE_H
 
 #include "generator/plan.h"
+#include "tests/support/schedule_case.h"
 
 typedef struct PlanCase {
   Spec spec;
   Tiling tiling;
-  ScheduleRule rule; /* descending chains, ascending visits */
+  Schedule schedule; /* descending chains, ascending visits */
   rota_direction direction;
   rota_plan_request request; /* zero-filled: the test sets lengths, tensors, values */
 } PlanCase;

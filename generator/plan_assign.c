@@ -1,0 +1,285 @@
+/* Level 6. Assignments. All of them permute the items and cut them into queues. */
+#include "generator/plan_assign.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int64_t assign_queues_max(const Schedule *schedule, int64_t item_count) {
+  if (schedule->assignment == ASSIGN_TICKETS || schedule->assignment == ASSIGN_LONGEST)
+    return item_count; /* a queue each */
+  int64_t workers = schedule->workers;
+  if (schedule->assignment == ASSIGN_CALL) /* one per worker, or one per item */
+    return item_count > workers ? item_count : workers;
+  return item_count < workers ? item_count : workers;
+}
+
+static const Pattern *pattern_of(const AssignRequest *request, RotaItem item) {
+  return planes_pattern(request->planes, request->chains[item.index].sequence, item.head);
+}
+
+static int32_t visits_of(const AssignRequest *request, RotaItem item) {
+  const RotaChain *chain = &request->chains[item.index];
+  return chain->visit_end - chain->visit_begin;
+}
+
+/* kv tiles past n_k have none: -1. */
+static int32_t lane_of(const AssignRequest *request, RotaItem item) {
+  const Pattern *pattern = pattern_of(request, item);
+  int32_t kv_tile = request->chains[item.index].kv_tile;
+  return kv_tile < pattern->chains ? pattern->lane[kv_tile] : -1;
+}
+
+/* ---- Tickets ---- */
+
+/* A worker per item: tickets are drawn in item order. */
+static void queue_each(int64_t count, int *queue, int32_t *queues) {
+  for (int64_t i = 0; i <= count; i++)
+    queue[i] = (int)i;
+  *queues = (int32_t)count;
+}
+
+typedef struct Weighed {
+  int32_t visits;
+  int64_t place;
+  RotaItem item;
+} Weighed;
+
+static int compare_weighed(const void *a, const void *b) {
+  const Weighed *x = a, *y = b;
+  if (x->visits != y->visits)
+    return x->visits > y->visits ? -1 : 1;
+  return x->place < y->place ? -1 : x->place > y->place;
+}
+
+static rota_status longest_first(const AssignRequest *request, RotaItem *items) {
+  size_t count = (size_t)request->item_count;
+  Weighed *weighed = memory_allocate(count + 1, sizeof(Weighed));
+  if (!weighed)
+    return ROTA_OUT_OF_MEMORY;
+  for (size_t i = 0; i < count; i++)
+    weighed[i] = (Weighed){visits_of(request, items[i]), (int64_t)i, items[i]};
+  qsort(weighed, count, sizeof(Weighed), compare_weighed);
+  for (size_t i = 0; i < count; i++)
+    items[i] = weighed[i].item;
+  free(weighed);
+  return ROTA_OK;
+}
+
+/* ---- Workers of their own ---- */
+
+/* Items by worker, each worker's in the order in which they were; trailing workers without any are
+ * left out. */
+static rota_status gather(const AssignRequest *request, const int32_t *worker, RotaItem *items,
+                          int *queue, int32_t *queues) {
+  RotaItem *copy = memory_allocate((size_t)request->item_count + 1, sizeof(RotaItem));
+  if (!copy)
+    return ROTA_OUT_OF_MEMORY;
+  int32_t used = 0;
+  for (int64_t i = 0; i < request->item_count; i++) {
+    copy[i] = items[i];
+    queue[worker[i] + 1]++;
+    used = worker[i] >= used ? worker[i] + 1 : used;
+  }
+  for (int32_t w = 0; w < used; w++)
+    queue[w + 1] += queue[w];
+  for (int64_t i = request->item_count; i-- > 0;)
+    items[--queue[worker[i] + 1]] = copy[i];
+  for (int32_t w = 0; w < used; w++) /* each is its own begin, one to the right */
+    queue[w] = queue[w + 1];
+  queue[used] = (int)request->item_count;
+  *queues = used;
+  free(copy);
+  return ROTA_OK;
+}
+
+/* A lane or a worker with the ticks of its work. */
+typedef struct Load {
+  int64_t ticks;
+  int32_t index;
+} Load;
+
+static bool is_less(const Load *a, const Load *b) {
+  return a->ticks != b->ticks ? a->ticks < b->ticks : a->index < b->index;
+}
+
+static int compare_most(const void *a, const void *b) {
+  const Load *x = a, *y = b;
+  if (x->ticks != y->ticks)
+    return x->ticks > y->ticks ? -1 : 1;
+  return x->index < y->index ? -1 : x->index > y->index;
+}
+
+static void sink(Load *heap, int32_t count, int32_t at) {
+  for (int32_t least = at;; at = least) {
+    for (int32_t child = 2 * at + 1; child <= 2 * at + 2 && child < count; child++)
+      if (is_less(&heap[child], &heap[least]))
+        least = child;
+    if (least == at)
+      return;
+    Load swap = heap[at];
+    heap[at] = heap[least];
+    heap[least] = swap;
+  }
+}
+
+typedef struct Lanes {
+  int32_t workers;
+  Load *heap;      /* [workers] by ticks: the least busy on top */
+  Load *lanes;     /* [workers] of the pair at hand */
+  int32_t *target; /* [workers] lane -> worker */
+  Load *taken;     /* [workers] */
+} Lanes;
+
+/* The pair's lanes, longest first, to the least busy workers, each to another: so the lanes of a
+ * pair run at once, and pairs follow one another in the same order everywhere. */
+static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem *items,
+                      int64_t begin, int64_t end, int32_t *worker) {
+  const Pattern *pattern = pattern_of(request, items[begin]);
+  const Costs *costs = &request->schedule->costs;
+  int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
+  int32_t lanes = pattern->lanes < state->workers ? pattern->lanes : state->workers;
+  for (int32_t lane = 0; lane < lanes; lane++)
+    state->lanes[lane] = (Load){0, lane};
+  for (int64_t i = begin; i < end; i++) {
+    int32_t lane = lane_of(request, items[i]), visits = visits_of(request, items[i]);
+    if (lane >= 0 && visits > 0)
+      state->lanes[lane].ticks += costs->start + visits * visit;
+  }
+  qsort(state->lanes, (size_t)lanes, sizeof(Load), compare_most);
+  int32_t left = state->workers;
+  for (int32_t i = 0; i < lanes; i++) { /* off the heap, so that none is taken twice */
+    state->taken[i] = state->heap[0];
+    state->heap[0] = state->heap[--left];
+    sink(state->heap, left, 0);
+    state->taken[i].ticks += state->lanes[i].ticks;
+    state->target[state->lanes[i].index] = state->taken[i].index;
+  }
+  for (int32_t i = 0; i < lanes; i++)
+    state->heap[left++] = state->taken[i];
+  for (int32_t at = left / 2; at-- > 0;)
+    sink(state->heap, left, at);
+  for (int64_t i = begin; i < end; i++) {
+    int32_t lane = lane_of(request, items[i]);
+    worker[i] = lane >= 0 ? state->target[lane] : state->heap[0].index;
+  }
+}
+
+static rota_status deal_lanes(const AssignRequest *request, const RotaItem *items,
+                              int32_t *worker) {
+  int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
+  size_t size = (size_t)workers + 1;
+  Lanes state = {workers, memory_allocate(size, sizeof(Load)), memory_allocate(size, sizeof(Load)),
+                 memory_allocate(size, sizeof(int32_t)), memory_allocate(size, sizeof(Load))};
+  rota_status status =
+      state.heap && state.lanes && state.target && state.taken ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  for (int32_t w = 0; status == ROTA_OK && w < workers; w++)
+    state.heap[w].index = w;
+  for (int64_t begin = 0, end; status == ROTA_OK && begin < request->item_count; begin = end) {
+    int32_t sequence = request->chains[items[begin].index].sequence;
+    for (end = begin + 1; end < request->item_count && items[end].head == items[begin].head &&
+                          request->chains[items[end].index].sequence == sequence;)
+      end++;
+    deal_pair(request, &state, items, begin, end, worker);
+  }
+  free(state.heap);
+  free(state.lanes);
+  free(state.target);
+  free(state.taken);
+  return status;
+}
+
+static rota_status to_workers(const AssignRequest *request, RotaItem *items, int *queue,
+                              int32_t *queues) {
+  int64_t workers = assign_queues_max(request->schedule, request->item_count);
+  int32_t *worker = memory_allocate((size_t)request->item_count + 1, sizeof(int32_t));
+  rota_status status = worker ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  if (status == ROTA_OK && request->schedule->assignment == ASSIGN_LANES)
+    status = deal_lanes(request, items, worker);
+  else if (status == ROTA_OK)
+    for (int64_t i = 0; i < request->item_count; i++)
+      worker[i] = (int32_t)(i % workers);
+  if (status == ROTA_OK)
+    status = gather(request, worker, items, queue, queues);
+  free(worker);
+  return status;
+}
+
+/* ---- By a function of the schedule ---- */
+
+static rota_status take_answer(const AssignRequest *request, const BatchAnswer *answer,
+                               RotaItem *items, const RotaItem *copy, bool *taken, int *queue) {
+  const char *name = request->schedule->name;
+  for (int64_t i = 0; i < answer->count; i++) {
+    int64_t item = answer->items[i];
+    if (item < 0 || item >= request->item_count)
+      return status_fail(ROTA_SCHEDULE, "schedule '%s': item %lld is assigned; there are %lld",
+                         name, (long long)item, (long long)request->item_count);
+    if (taken[item])
+      return status_fail(ROTA_SCHEDULE, "schedule '%s': item %lld is assigned twice", name,
+                         (long long)item);
+    taken[item] = true;
+    items[i] = copy[item];
+  }
+  for (int64_t i = 0; i < request->item_count; i++)
+    if (!taken[i])
+      return status_fail(ROTA_SCHEDULE, "schedule '%s': item %lld is assigned to no worker", name,
+                         (long long)i);
+  queue[0] = 0;
+  for (int32_t w = 0; w < answer->queues; w++)
+    queue[w + 1] = (int)answer->queue_end[w];
+  return ROTA_OK;
+}
+
+static rota_status by_call(const AssignRequest *request, RotaItem *items, int *queue,
+                           int32_t *queues) {
+  size_t count = (size_t)request->item_count + 1;
+  int64_t most = assign_queues_max(request->schedule, request->item_count);
+  BatchItem *views = memory_allocate(count, sizeof(BatchItem));
+  RotaItem *copy = memory_allocate(count, sizeof(RotaItem));
+  bool *taken = memory_allocate(count, sizeof(bool));
+  BatchAnswer answer = {.items = memory_allocate(count, sizeof(int64_t)),
+                        .queue_end = memory_allocate((size_t)most + 1, sizeof(int64_t)),
+                        .queue_capacity = (int32_t)most};
+  rota_status status = ROTA_OUT_OF_MEMORY;
+  if (views && copy && taken && answer.items && answer.queue_end) {
+    for (int64_t i = 0; i < request->item_count; i++) {
+      const RotaChain *chain = &request->chains[items[i].index];
+      copy[i] = items[i];
+      views[i] = (BatchItem){chain->sequence, items[i].head, chain->kv_tile,
+                             visits_of(request, items[i]), lane_of(request, items[i])};
+    }
+    BatchView view = {request->batch, request->kv_heads, request->schedule->workers, views,
+                      request->item_count};
+    status = request->schedule->assign(request->schedule, &view, &answer);
+  }
+  if (status == ROTA_OK)
+    status = take_answer(request, &answer, items, copy, taken, queue);
+  *queues = answer.queues;
+  free(views);
+  free(copy);
+  free(taken);
+  free(answer.items);
+  free(answer.queue_end);
+  return status;
+}
+
+rota_status assign_items(const AssignRequest *request, RotaItem *items, int *queue,
+                         int32_t *queues) {
+  memset(queue, 0, sizeof(int));
+  *queues = 0;
+  switch (request->schedule->assignment) {
+  case ASSIGN_LONGEST:
+    ROTA_TRY(longest_first(request, items));
+    queue_each(request->item_count, queue, queues);
+    return ROTA_OK;
+  case ASSIGN_CYCLIC:
+  case ASSIGN_LANES:
+    return to_workers(request, items, queue, queues);
+  case ASSIGN_CALL:
+    return by_call(request, items, queue, queues);
+  case ASSIGN_TICKETS:
+    break;
+  }
+  queue_each(request->item_count, queue, queues);
+  return ROTA_OK;
+}

@@ -1,0 +1,385 @@
+/* Level 4. A list scheduler on the DAG.
+ *
+ * Lanes take chains from a list. The lane that is free first takes, of its chain's tiles, the one
+ * at which it would wait least; among equals the one that most others still have to visit, then the
+ * next one round. A tile's partials are added in the order in which they were scheduled: that order
+ * contains both the lanes' and the tiles', so there is no cycle.
+ *
+ * Improvement: the same with two chains of the list exchanged, kept if it ends no later. Bounded by
+ * a number of attempts; nothing depends on time or chance (the random numbers are always the same).
+ */
+#include "generator/schedule.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Tiles looked at for one visit: SCAN_MAX, and fewer where there are many visits. */
+enum { SCAN_MIN = 6, SCAN_MAX = 24, SCAN_TOTAL = 4000000 };
+
+/* One visit as it was scheduled. */
+typedef struct Placed {
+  int32_t chain, tile;
+} Placed;
+
+typedef struct LaneState {
+  int32_t chain;       /* -1: none yet */
+  int32_t head;        /* its tiles are of that head */
+  int64_t begin, left; /* the head's tiles still to visit: left[begin .. begin + left) */
+  int32_t previous;    /* query tile, where the search starts */
+} LaneState;
+
+/* When a lane is free; a heap by (time, lane). */
+typedef struct LaneFree {
+  int64_t free;
+  int32_t lane;
+} LaneFree;
+
+/* Of a query tile of a head. */
+typedef struct TileState {
+  int64_t ready;             /* when the next partial may be added */
+  int32_t last_lane, wanted; /* who added last, -1; visits to come */
+} TileState;
+
+typedef struct Optimizer {
+  const PatternView *view;
+  int32_t gang, scan;
+  int32_t *order;    /* [chains] the list */
+  int32_t *lane;     /* [chains] */
+  LaneState *states; /* [gang] */
+  LaneFree *heap;    /* [gang] */
+  uint32_t *tiles;   /* as columns->tiles; a chain's visited ones are moved behind the others */
+  TileState *state;  /* [group * q_tiles] */
+  Placed *placed;    /* [visits] in the order in which they were scheduled */
+} Optimizer;
+
+typedef struct Result {
+  int64_t makespan, waiting;
+} Result;
+
+static bool is_sooner(LaneFree a, LaneFree b) {
+  return a.free != b.free ? a.free < b.free : a.lane < b.lane;
+}
+
+static void sink(LaneFree *heap, int32_t count) {
+  LaneFree moved = heap[0];
+  int32_t at = 0;
+  for (int32_t child; (child = 2 * at + 1) < count; at = child) {
+    if (child + 1 < count && is_sooner(heap[child + 1], heap[child]))
+      child++;
+    if (!is_sooner(heap[child], moved))
+      break;
+    heap[at] = heap[child];
+  }
+  heap[at] = moved;
+}
+
+/* How good a tile is for a visit that computes until `computed`; smaller is better, in order. */
+typedef struct Choice {
+  int64_t wait;
+  int32_t wanted, distance;
+  int64_t place;
+} Choice;
+
+static bool is_better(const Choice *a, const Choice *b) {
+  if (a->wait != b->wait)
+    return a->wait < b->wait;
+  if (a->wanted != b->wanted)
+    return a->wanted > b->wanted;
+  return a->distance < b->distance;
+}
+
+static int64_t compute_ticks(const Costs *costs, uint32_t tile) {
+  return tile & COLUMN_PARTIAL ? costs->partial : costs->visit;
+}
+
+/* When the tile may take this lane's partial. */
+static int64_t ready_for(const Optimizer *optimizer, int64_t at, int32_t lane) {
+  int64_t ready = optimizer->state[at].ready;
+  bool other = optimizer->state[at].last_lane >= 0 && optimizer->state[at].last_lane != lane;
+  return ready + (other ? optimizer->view->costs->handoff : 0);
+}
+
+static Choice choose(const Optimizer *optimizer, const LaneState *state, LaneFree lane) {
+  const PatternView *view = optimizer->view;
+  Choice best = {.place = -1};
+  int64_t count = state->left < optimizer->scan ? state->left : optimizer->scan;
+  for (int64_t i = 0; i < count; i++) {
+    uint32_t tile = optimizer->tiles[state->begin + i];
+    int32_t q_tile = (int32_t)(tile & ~COLUMN_PARTIAL);
+    int64_t at = (int64_t)state->head * view->q_tiles + q_tile;
+    int64_t wait =
+        ready_for(optimizer, at, lane.lane) - lane.free - compute_ticks(view->costs, tile);
+    int32_t distance = q_tile - state->previous;
+    Choice choice = {wait > 0 ? wait : 0, optimizer->state[at].wanted,
+                     distance > 0 ? distance : distance + view->q_tiles, state->begin + i};
+    if (best.place < 0 || is_better(&choice, &best))
+      best = choice;
+  }
+  return best;
+}
+
+/* Of all heads. */
+static int64_t chain_tiles(const PatternView *view, int32_t chain) {
+  int64_t tiles = 0;
+  for (int32_t head = 0; head < view->group; head++) {
+    int64_t column = (int64_t)head * view->chains + chain;
+    tiles += view->columns->begin[column + 1] - view->columns->begin[column];
+  }
+  return tiles;
+}
+
+/* The next head of the lane's chain that has tiles, or the next chain of the list; false if there
+ * is none. A new chain costs its start. */
+static bool next_tiles(Optimizer *optimizer, LaneState *state, LaneFree *lane, int32_t *started) {
+  const PatternView *view = optimizer->view;
+  for (;;) {
+    if (state->chain < 0 || ++state->head >= view->group) {
+      if (*started >= view->chains)
+        return false;
+      state->chain = optimizer->order[(*started)++];
+      state->head = 0;
+      optimizer->lane[state->chain] = lane->lane;
+      lane->free += chain_tiles(view, state->chain) > 0 ? view->costs->start : 0;
+    }
+    int64_t column = (int64_t)state->head * view->chains + state->chain;
+    state->begin = view->columns->begin[column];
+    state->left = view->columns->begin[column + 1] - state->begin;
+    state->previous = -1;
+    if (state->left > 0)
+      return true;
+  }
+}
+
+/* Places one visit of the lane that is free first. */
+static void place_visit(Optimizer *optimizer, LaneState *state, LaneFree *lane, Placed *placed,
+                        Result *result) {
+  const PatternView *view = optimizer->view;
+  const Costs *costs = view->costs;
+  Choice choice = choose(optimizer, state, *lane);
+  uint32_t tile = optimizer->tiles[choice.place];
+  int32_t q_tile = (int32_t)(tile & ~COLUMN_PARTIAL);
+  int64_t at = (int64_t)state->head * view->q_tiles + q_tile;
+  int64_t computed = lane->free + compute_ticks(costs, tile), begin = computed + choice.wait;
+  optimizer->state[at].ready = begin + costs->reduce;
+  optimizer->state[at].last_lane = lane->lane;
+  optimizer->state[at].wanted--;
+  *placed = (Placed){state->chain, (int32_t)at};
+  result->waiting += choice.wait;
+  if (result->makespan < begin + costs->reduce)
+    result->makespan = begin + costs->reduce;
+  int64_t slack = costs->staging * costs->visit; /* finished partials may wait that long */
+  lane->free = costs->staging == 0        ? begin + costs->reduce
+               : begin - slack > computed ? begin - slack
+                                          : computed;
+  state->previous = q_tile;
+  uint32_t *last = &optimizer->tiles[state->begin + --state->left];
+  optimizer->tiles[choice.place] = *last;
+  *last = tile;
+}
+
+/* Tiles to their first order, counters to zero. */
+static void reset(Optimizer *optimizer) {
+  const PatternView *view = optimizer->view;
+  int64_t columns = (int64_t)view->group * view->chains;
+  int64_t tiles = (int64_t)view->group * view->q_tiles;
+  memcpy(optimizer->tiles, view->columns->tiles,
+         (size_t)view->columns->begin[columns] * sizeof(uint32_t));
+  for (int64_t i = 0; i < tiles; i++)
+    optimizer->state[i] = (TileState){0, -1, 0};
+  for (int32_t head = 0; head < view->group; head++) {
+    int64_t first = (int64_t)head * view->chains;
+    for (int64_t i = view->columns->begin[first]; i < view->columns->begin[first + view->chains];
+         i++)
+      optimizer
+          ->state[(int64_t)head * view->q_tiles +
+                  (int64_t)(view->columns->tiles[i] & ~COLUMN_PARTIAL)]
+          .wanted++;
+  }
+  for (int32_t i = 0; i < optimizer->gang; i++) {
+    optimizer->states[i] = (LaneState){.chain = -1};
+    optimizer->heap[i] = (LaneFree){0, i};
+  }
+}
+
+static Result schedule_list(Optimizer *optimizer) {
+  Result result = {0, 0};
+  reset(optimizer);
+  int32_t lanes = optimizer->gang, started = 0;
+  int64_t count = 0;
+  while (lanes > 0) {
+    LaneFree *lane = &optimizer->heap[0];
+    LaneState *state = &optimizer->states[lane->lane];
+    if (state->left > 0)
+      place_visit(optimizer, state, lane, &optimizer->placed[count++], &result);
+    else if (!next_tiles(optimizer, state, lane, &started))
+      *lane = optimizer->heap[--lanes]; /* the lane has ended */
+    if (lanes > 0)
+      sink(optimizer->heap, lanes);
+  }
+  return result;
+}
+
+static bool is_no_worse(Result a, Result b) {
+  return a.makespan < b.makespan || (a.makespan == b.makespan && a.waiting <= b.waiting);
+}
+
+/* ---- The list of chains ---- */
+
+typedef struct Weight {
+  int64_t tiles;
+  int32_t chain;
+} Weight;
+
+static int compare_weights(const void *a, const void *b) {
+  const Weight *x = a, *y = b;
+  if (x->tiles != y->tiles)
+    return x->tiles > y->tiles ? -1 : 1;
+  return x->chain < y->chain ? -1 : x->chain > y->chain;
+}
+
+/* Longest first. */
+static rota_status first_order(const PatternView *view, int32_t *order) {
+  Weight *weights = memory_allocate((size_t)view->chains + 1, sizeof(Weight));
+  if (!weights)
+    return ROTA_OUT_OF_MEMORY;
+  for (int32_t chain = 0; chain < view->chains; chain++) {
+    weights[chain] = (Weight){chain_tiles(view, chain), chain};
+  }
+  qsort(weights, (size_t)view->chains, sizeof(Weight), compare_weights);
+  for (int32_t i = 0; i < view->chains; i++)
+    order[i] = weights[i].chain;
+  free(weights);
+  return ROTA_OK;
+}
+
+static int32_t below(uint64_t *state, int32_t count) {
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return (int32_t)((*state >> 33) % (uint64_t)count);
+}
+
+static void swap_chains(int32_t *order, int32_t a, int32_t b) {
+  int32_t chain = order[a];
+  order[a] = order[b];
+  order[b] = chain;
+}
+
+/* Ticks until the last of so many lanes ends, if nobody waits. */
+static int64_t longest_lane(Optimizer *optimizer, int32_t gang) {
+  const PatternView *view = optimizer->view;
+  const Costs *costs = view->costs;
+  int64_t latest = 0;
+  for (int32_t i = 0; i < gang; i++)
+    optimizer->heap[i] = (LaneFree){0, i};
+  for (int32_t i = 0; i < view->chains; i++) {
+    int64_t tiles = chain_tiles(view, optimizer->order[i]);
+    LaneFree *lane = &optimizer->heap[0];
+    lane->free += tiles ? costs->start + tiles * (costs->visit + costs->reduce) : 0;
+    latest = lane->free > latest ? lane->free : latest;
+    sink(optimizer->heap, gang);
+  }
+  return latest;
+}
+
+/* How many lanes: heads follow one another on the same workers, so lanes of equal length count for
+ * more than a short makespan of one head. Of all lanes that there are, and as many as the longest
+ * chain allows to be filled, those that waste the least. */
+static void choose_gang(Optimizer *optimizer) {
+  const PatternView *view = optimizer->view;
+  int32_t most = optimizer->gang;
+  if (view->chains == 0)
+    return;
+  int64_t visits = view->columns->begin[(int64_t)view->group * view->chains];
+  int64_t longest = chain_tiles(view, optimizer->order[0]);
+  int64_t waste = most * longest_lane(optimizer, most);
+  for (int64_t gang = visits / (longest + !longest) + 1; gang >= 1; gang--) {
+    if (gang >= most)
+      continue;
+    int64_t other = gang * longest_lane(optimizer, (int32_t)gang);
+    if (other < waste) {
+      waste = other;
+      optimizer->gang = (int32_t)gang;
+    }
+    if (gang * longest < visits)
+      break;
+  }
+}
+
+/* Leaves the best list's visits in `placed`. */
+static void improve(Optimizer *optimizer, int32_t iterations) {
+  uint64_t random = 1;
+  choose_gang(optimizer);
+  Result best = schedule_list(optimizer);
+  int32_t chains = optimizer->view->chains;
+  bool stale = false; /* `placed` is of an attempt that was given up */
+  for (int32_t i = 0; i < iterations && chains > 1; i++) {
+    int32_t a = below(&random, chains), b = below(&random, chains);
+    if (a == b)
+      continue;
+    swap_chains(optimizer->order, a, b);
+    Result result = schedule_list(optimizer);
+    stale = !is_no_worse(result, best);
+    if (stale)
+      swap_chains(optimizer->order, a, b);
+    else
+      best = result;
+  }
+  if (stale)
+    schedule_list(optimizer);
+}
+
+/* ---- The answer ---- */
+
+static rota_status write_answer(Optimizer *optimizer, PatternAnswer *answer) {
+  const PatternView *view = optimizer->view;
+  int64_t visits = view->columns->begin[(int64_t)view->group * view->chains];
+  for (int64_t i = 0; i < visits; i++) {
+    Placed placed = optimizer->placed[i];
+    int32_t q_tile = placed.tile % view->q_tiles;
+    ROTA_TRY(answer_add(
+        answer, (VisitRun){placed.chain, placed.tile / view->q_tiles, q_tile, q_tile, 1, i}));
+  }
+  answer->ranks = RANKS_BY_TIME_GIVEN;
+  answer->gang = optimizer->gang;
+  answer->start = optimizer->order;
+  answer->lane = optimizer->lane;
+  optimizer->order = optimizer->lane = NULL;
+  return ROTA_OK;
+}
+
+static bool allocate(const PatternView *view, Optimizer *optimizer) {
+  size_t chains = (size_t)view->chains + 1, gang = (size_t)optimizer->gang + 1;
+  size_t tiles = (size_t)view->group * (size_t)view->q_tiles + 1;
+  size_t visits = (size_t)view->columns->begin[(int64_t)view->group * view->chains] + 1;
+  optimizer->order = memory_allocate(chains, sizeof(int32_t));
+  optimizer->lane = memory_allocate(chains, sizeof(int32_t));
+  optimizer->states = memory_allocate(gang, sizeof(LaneState));
+  optimizer->heap = memory_allocate(gang, sizeof(LaneFree));
+  optimizer->tiles = memory_allocate(visits, sizeof(uint32_t));
+  optimizer->state = memory_allocate(tiles, sizeof(TileState));
+  optimizer->placed = memory_allocate(visits, sizeof(Placed));
+  return optimizer->order && optimizer->lane && optimizer->states && optimizer->heap &&
+         optimizer->tiles && optimizer->state && optimizer->placed;
+}
+
+rota_status pattern_optimize(const PatternView *view, int32_t iterations, PatternAnswer *answer) {
+  Optimizer optimizer = {.view = view};
+  optimizer.gang = view->gang < view->chains ? view->gang : view->chains;
+  int64_t visits = view->columns->begin[(int64_t)view->group * view->chains];
+  int64_t scan = SCAN_TOTAL / (visits + 1);
+  optimizer.scan = scan < SCAN_MIN ? SCAN_MIN : scan > SCAN_MAX ? SCAN_MAX : (int32_t)scan;
+  rota_status status = allocate(view, &optimizer) ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  if (status == ROTA_OK)
+    status = first_order(view, optimizer.order);
+  if (status == ROTA_OK) {
+    improve(&optimizer, iterations);
+    status = write_answer(&optimizer, answer);
+  }
+  free(optimizer.order);
+  free(optimizer.lane);
+  free(optimizer.states);
+  free(optimizer.heap);
+  free(optimizer.tiles);
+  free(optimizer.state);
+  free(optimizer.placed);
+  return status;
+}

@@ -1,0 +1,237 @@
+/* The schedules of lua/schedules.lua on every kind of mask, shape and number of workers: plans are
+ * accepted, run to their end on workers that take turns at random, and the portable ones add in the
+ * same order everywhere. */
+#include "tests/support/job.h"
+#include "tests/support/plan_case.h"
+#include "tests/support/scripts.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+/* Query tiles are 64 rows, kv tiles 32 keys. */
+static const struct {
+  const char *name, *text;
+} masks[] = {
+    {"full", NULL},
+    {"causal", "k <= q + n_k - n_q"},
+    {"window", "k <= q + n_k - n_q and q + n_k - n_q - k < 100"},
+    {"two-sided window", "abs(q - k) < 70"},
+    {"documents", "k <= q and document[min(q, 1023)] == document[min(k, 1023)]"},
+    {"prefix", "k <= q or k < 150"},
+    {"sinks", "k <= q and (q - k < 64 or k < 4)"},
+    {"blocks", "block[min(q // 64, 15), min(k // 64, 15)] ~= 0"},
+    {"dilated", "(q - k) // 32 % 3 == 0"},
+    {"by head", "k <= q + 64 * h"},
+    {"nothing", "k > q + 100000"},
+};
+
+static const struct {
+  int batch, n_q, n_k, heads, kv_heads;
+} shapes[] = {
+    {1, 512, 256, 2, 2}, {1, 511, 511, 2, 1},   {2, 64, 900, 4, 2},
+    {3, 1000, 33, 2, 2}, {1, 1024, 1024, 8, 8}, {2, 1, 1, 1, 1},
+    {1, 640, 0, 2, 2},   {1, 0, 100, 1, 1},     {1, 320, 352, 6, 2},
+};
+
+static const int worker_counts[] = {1, 2, 3, 8, 78, 132};
+
+static int32_t documents[1024], block_list[16 * 16];
+
+static void fill_tensors(void) {
+  for (int i = 0; i < 1024; i++)
+    documents[i] = (i > 100) + (i > 130) + (i > 500) + (i > 777);
+  uint64_t random = 5;
+  for (int i = 0; i < 16 * 16; i++)
+    block_list[i] = case_random(&random, 3) == 0;
+}
+
+static void set_request(PlanCase *at, rota_named_tensor tensors[2]) {
+  int count = 0;
+  for (int i = 0; i < at->spec.symbols.tensor_count; i++)
+    if (strcmp(at->spec.symbols.tensors[i].name, "document") == 0)
+      tensors[count++] = (rota_named_tensor){"document", ROTA_INT32, 1, {1024}, {1}, documents};
+    else
+      tensors[count++] = (rota_named_tensor){"block", ROTA_INT32, 2, {16, 16}, {16, 1}, block_list};
+  at->request.tensors = tensors;
+  at->request.tensor_count = count;
+}
+
+static rota_status choose(PlanCase *at, const char *name, int workers) {
+  Target device = {.multiprocessors = workers};
+  snprintf(at->spec.schedule, sizeof at->spec.schedule, "%s", name);
+  return script_schedule(test_script, &at->spec, &at->tiling, &device, &at->schedule);
+}
+
+/* Runs the plan several times, with as many workers as it may count on and, if it may, with fewer.
+ * The order in which partials were added; the caller frees. */
+static int32_t *run_plan(const Plan *plan, const char *what, uint64_t *random) {
+  Job job = job_of_plan(plan);
+  size_t count = (size_t)job.begin[job.queues] + 1;
+  int32_t *first = calloc(count, sizeof(int32_t)), *again = calloc(count, sizeof(int32_t));
+  int32_t all = job.queues > 0 ? job.queues : 1;
+  const int32_t workers[] = {all, plan->co_resident ? all : 1,
+                             plan->co_resident ? all : 1 + all / 3};
+  for (int i = 0; i < 3; i++) {
+    if (!job_run(&job, workers[i], random, i ? again : first))
+      fail_msg("%s: waits for ever with %d workers", what, workers[i]);
+    if (i)
+      assert_memory_equal(first, again, (count - 1) * sizeof(int32_t));
+  }
+  free(again);
+  job_free(&job);
+  return first;
+}
+
+/* One schedule on one mask and shape, with every number of workers. */
+static void check_schedule(PlanCase *at, const char *name, const char *where, uint64_t *random) {
+  Digest digest = {""};
+  int32_t *order = NULL;
+  for (size_t w = 0; w < sizeof worker_counts / sizeof *worker_counts; w++) {
+    char what[160];
+    snprintf(what, sizeof what, "%s on %s, %d workers", name, where, worker_counts[w]);
+    assert_int_equal(choose(at, name, worker_counts[w]), ROTA_OK);
+    Plan *plan;
+    if (plan_case_build(at, &plan) != ROTA_OK || plan_check(plan) != ROTA_OK)
+      fail_msg("%s: %s", what, status_message());
+    assert_true(plan->workers <= worker_counts[w] || !plan->co_resident);
+    int32_t *added = run_plan(plan, what, random);
+    if (at->schedule.portable && order) {
+      assert_string_equal(plan->pattern_digest.hex, digest.hex);
+      Job job = job_of_plan(plan);
+      assert_memory_equal(added, order, (size_t)job.begin[job.queues] * sizeof(int32_t));
+      job_free(&job);
+    }
+    free(order);
+    order = added;
+    digest = plan->pattern_digest;
+    plan_destroy(plan);
+  }
+  free(order);
+}
+
+static void test_every_schedule_on_every_map(void **state) {
+  (void)state;
+  fill_tensors();
+  uint64_t random = 3;
+  const char *const *names = script_names(test_script, "schedules");
+  for (size_t m = 0; m < sizeof masks / sizeof *masks; m++)
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+      PlanCase at;
+      plan_case_create(&at, "ordered", masks[m].text, NULL, shapes[s].heads, shapes[s].kv_heads);
+      rota_named_tensor tensors[2];
+      set_request(&at, tensors);
+      at.request.lengths =
+          (rota_lengths){.batch = shapes[s].batch, .n_q = shapes[s].n_q, .n_k = shapes[s].n_k};
+      char where[80];
+      snprintf(where, sizeof where, "%s, %d x %d, heads %d/%d", masks[m].name, shapes[s].n_q,
+               shapes[s].n_k, shapes[s].heads, shapes[s].kv_heads);
+      for (int i = 0; names[i]; i++)
+        check_schedule(&at, names[i], where, &random);
+      check_schedule(&at, "shift:stagger=1", where, &random);
+      check_schedule(&at, "rotate:stagger=7", where, &random);
+      plan_case_free(&at);
+    }
+}
+
+static void test_packed_batches(void **state) {
+  (void)state;
+  const int32_t cu[] = {0, 300, 300, 777, 900, 1501, 1600};
+  uint64_t random = 9;
+  const char *const *names = script_names(test_script, "schedules");
+  PlanCase at;
+  plan_case_create(&at, "ordered", "k <= q", NULL, 4, 2);
+  at.request.lengths = (rota_lengths){.batch = 6, .cu_seqlens_q = cu, .cu_seqlens_k = cu};
+  for (int i = 0; names[i]; i++)
+    check_schedule(&at, names[i], "a packed batch", &random);
+  plan_case_free(&at);
+}
+
+/* A sequence's pattern does not depend on the batch around it. */
+static void test_patterns_do_not_depend_on_the_batch(void **state) {
+  (void)state;
+  const int32_t cu[] = {0, 300, 1200, 1777};
+  const char *const *names = script_names(test_script, "schedules");
+  for (int i = 0; names[i]; i++) {
+    PlanCase at;
+    plan_case_create(&at, "ordered", "k <= q", NULL, 4, 2);
+    assert_int_equal(choose(&at, names[i], 8), ROTA_OK);
+    at.request.lengths = (rota_lengths){.batch = 3, .cu_seqlens_q = cu, .cu_seqlens_k = cu};
+    Plan *together = plan_case_good(&at);
+    at.request.lengths = (rota_lengths){.batch = 5, .n_q = 900, .n_k = 900};
+    Plan *five = plan_case_good(&at);
+    at.request.lengths.batch = 1;
+    Plan *alone = plan_case_good(&at);
+    assert_string_equal(five->pattern_digest.hex, alone->pattern_digest.hex);
+    Pattern *a, *b;
+    assert_int_equal(plan_pattern(together, 1, 0, &a), ROTA_OK);
+    assert_int_equal(plan_pattern(alone, 0, 0, &b), ROTA_OK);
+    assert_int_equal(a->chain_begin[a->chains], b->chain_begin[b->chains]);
+    for (int64_t v = 0; v < a->chain_begin[a->chains]; v++) {
+      assert_int_equal(a->visits[v].q_tile, b->visits[v].q_tile);
+      assert_int_equal(a->visits[v].rank, b->visits[v].rank);
+    }
+    pattern_destroy(a);
+    pattern_destroy(b);
+    plan_destroy(together);
+    plan_destroy(five);
+    plan_destroy(alone);
+    plan_case_free(&at);
+  }
+}
+
+static double milliseconds(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return 1e3 * (double)time.tv_sec + 1e-6 * (double)time.tv_nsec;
+}
+
+/* 16k causal with 16 heads below 10 ms, 128k with one head below 300 ms; twice that on a machine
+ * that is busy or slow. Sanitizers take their time. */
+static void test_planning_time(void **state) {
+  (void)state;
+  static const struct {
+    int n, heads;
+    double most;
+  } cases[] = {{16384, 16, 10}, {131072, 1, 300}};
+  const char *const *names = script_names(test_script, "schedules");
+  for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+    for (int i = 0; names[i]; i++) {
+      PlanCase at;
+      plan_case_create(&at, "ordered", "k <= q + n_k - n_q", NULL, cases[c].heads, cases[c].heads);
+      at.tiling.tile_kv = 128;
+      at.request.lengths = (rota_lengths){.batch = 1, .n_q = cases[c].n, .n_k = cases[c].n};
+      double best = 1e9;
+      for (int round = 0; round < 3; round++) {
+        double begin = milliseconds();
+        assert_int_equal(choose(&at, names[i], 132), ROTA_OK);
+        Plan *plan;
+        assert_int_equal(plan_case_build(&at, &plan), ROTA_OK);
+        plan_destroy(plan);
+        double took = milliseconds() - begin;
+        best = took < best ? took : best;
+      }
+      print_message("%6d, %2d heads, %-16s %7.2f ms\n", cases[c].n, cases[c].heads, names[i], best);
+#if !defined(__SANITIZE_ADDRESS__)
+      assert_true(best < 2 * cases[c].most);
+#endif
+      plan_case_free(&at);
+    }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_schedule_on_every_map),
+      cmocka_unit_test(test_packed_batches),
+      cmocka_unit_test(test_patterns_do_not_depend_on_the_batch),
+      cmocka_unit_test(test_planning_time),
+  };
+  return cmocka_run_group_tests(tests, script_setup, script_teardown);
+}
