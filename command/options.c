@@ -38,6 +38,8 @@ static const struct {
      {"costs", 'C', "COSTS", 0,
       "What the DAG model charges: c=2,r=1,handoff=0, or a file of `rota calibrate`", 4}},
     {OPTIONS_TUNING, {"tuning", 'T', "FILE", 0, "Adopt the choices in FILE, by `rota tune`", 4}},
+    {OPTIONS_EXPLAIN,
+     {"explain", 'x', 0, 0, "Rank the backward algorithms by modelled traffic", 4}},
     {OPTIONS_SVG, {"svg", 'g', "FILE", 0, "Draw the tile map and the schedule to FILE", 5}},
     {OPTIONS_OUTPUT, {"output", 'o', "FILE", 0, "Write to FILE instead of standard output", 5}},
     {OPTIONS_JSON, {"json", 'j', 0, 0, "Print JSON", 6}},
@@ -222,6 +224,9 @@ static bool parse_schedule(int key, char *text, struct argp_state *state, Option
     return true;
   case 'T':
     options->tuning = text;
+    return true;
+  case 'x':
+    options->explain = true;
     return true;
   default:
     return false;

@@ -25,6 +25,7 @@ typedef struct Options {
   int32_t workers;           /* 0: the device's */
   const char *costs;         /* NAME=NUMBER,... or a cost file; NULL: the device's */
   const char *schedule;      /* NULL: the model's; "all" */
+  bool explain;              /* the traffic model's ranking */
   const char *tuning;        /* a tuning file */
   /* output */
   bool json;
@@ -54,6 +55,7 @@ enum {
   OPTIONS_TUNING = 1024,
   OPTIONS_DEVICE = 2048, /* --device */
   OPTIONS_ARCH = 4096,   /* --arch alone */
+  OPTIONS_EXPLAIN = 8192,
 };
 
 /* Parses arguments[1 ..] of subcommand arguments[0]; exits with 64 on a usage error, 0 after

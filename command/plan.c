@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "command/commands.h"
+#include "command/explain.h"
 #include "command/planned.h"
 #include "command/tuning.h"
 #include "generator/picture.h"
@@ -122,11 +123,14 @@ static rota_status plan_direction(const Options *options, Model *model, rota_dir
   rota_status status =
       planned_create(options, model, direction, NULL, options->svg != NULL, &planned);
   if (status == ROTA_OK) {
+    json_t *object = options->json ? describe(&planned) : NULL;
     if (options->json)
-      json_array_append_new(state->list, describe(&planned));
+      json_array_append_new(state->list, object);
     else
       print_figures(&planned);
-    if (options->svg)
+    if (options->explain && direction == ROTA_BACKWARD)
+      status = explain(options, model, planned.plan, object);
+    if (status == ROTA_OK && options->svg)
       status = draw(options, model, &planned);
   }
   planned_free(&planned);
@@ -187,7 +191,7 @@ int command_plan(int count, char **arguments) {
   Options options;
   options_parse(count, arguments,
                 OPTIONS_MODEL | OPTIONS_TARGET | OPTIONS_SHAPE | OPTIONS_COSTS | OPTIONS_SCHEDULE |
-                    OPTIONS_TUNING | OPTIONS_SVG | OPTIONS_JSON,
+                    OPTIONS_TUNING | OPTIONS_EXPLAIN | OPTIONS_SVG | OPTIONS_JSON,
                 "MODEL.lua",
                 "Plans one shape: tile map, schedule, verification, and what the DAG model says of "
                 "it. --schedule all compares the schedules. Needs no GPU.",

@@ -1,4 +1,4 @@
-/* Level 2. Line charts: see chart.h.
+/* Level 3. Line charts: see chart.h.
  *
  * A panel's ranges are whole decades around its points. Coordinates are written as tenths of a
  * pixel in integers, for printf's %f would follow the locale. */

@@ -1,4 +1,4 @@
-/* Level 2. Line charts with logarithmic axes, as SVG: one or two panels side by side and one legend
+/* Level 3. Line charts with logarithmic axes, as SVG: one or two panels side by side and one legend
  * below them. */
 #ifndef ROTA_GENERATOR_CHART_H
 #define ROTA_GENERATOR_CHART_H

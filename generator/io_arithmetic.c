@@ -1,4 +1,4 @@
-/* Level 2. Arithmetic on blocks: see io_arithmetic.h. */
+/* Level 3. Arithmetic on blocks: see io_arithmetic.h. */
 #include "generator/io_arithmetic.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Level 2. The arithmetic of attention on blocks in fast memory: operations for io_compute. Each
+/* Level 3. The arithmetic of attention on blocks in fast memory: operations for io_compute. Each
  * says its operands in order and the type of its context (none: NULL). Vectors may lie along either
  * axis. Doubles, for these programs are checked, not timed. */
 #ifndef ROTA_GENERATOR_IO_ARITHMETIC_H

@@ -9,6 +9,7 @@ local sandbox = import "lua/sandbox.lua"
 local policy = import "lua/policy.lua"
 local costs = import "lua/costs.lua"
 local tuning = import "lua/tuning.lua"
+local rates = import "lua/rates.lua"
 
 local main = {}
 
@@ -42,6 +43,7 @@ function main.pattern(request) return policy.pattern(request) end
 function main.assign(request) return policy.assign(request) end
 function main.costs(request) return costs.of(request) end
 function main.cost_file(request) return costs.file(request) end
+function main.rates(request) return rates.of(request) end
 function main.candidates(request) return tuning.candidates(request) end
 
 -- Names of a vocabulary table, sorted; or what belongs to each name, in the same order.

@@ -33,7 +33,7 @@ check "an unknown command is a usage error" status 64 "$rota" frobnicate
 check "... and is named" err_has "no command 'frobnicate'"
 check "a missing model is a usage error" status 64 "$rota" emit
 check "an unknown option is a usage error" status 64 "$rota" emit --frobnicate
-for command in emit compile plan run export cache doctor; do
+for command in emit compile plan io run export cache doctor; do
   check "$command --help exits 0" status 0 "$rota" $command --help
 done
 check "a missing file fails" status 1 "$rota" emit "$scratch/none.lua"
@@ -80,6 +80,39 @@ check "lengths 0 are fine" status 0 "$rota" run -e "$model" --device cpu --seqle
 for file in "$source"/examples/models/*.lua; do
   check "emit $(basename "$file")" status 0 "$rota" emit "$file" --direction backward --arch sm_90
 done
+
+check "plan explains" status 0 "$rota" plan -e "$model" --seqlen 500 --arch sm_90 --explain
+check "... as a model" out_has "modelled, not measured"
+check "... in JSON too" status 0 "$rota" plan -e "$model" --seqlen 500 --arch sm_90 --explain --json
+check "... that parses" json
+check "... and ranks" out_has '"algorithm": "materialised"'
+
+check "io counts" status 0 "$rota" io --n 32768 --d 128 --m 4096
+check "... and says the side" out_has "small-cache side"
+check "io prints JSON" status 0 "$rota" io --n 20000 --d 128 --m 1000 --form paper --json
+check "... that parses" json
+check "... with the bound" out_has '"lower_bound": '
+check "... and the crossing" out_has '"crossing_m": 16384.0'
+check "io says that M is too small" status 0 "$rota" io --n 1000 --d 128 --m 100
+check "... for an algorithm" out_has "large_cache  M is too small: at least 900"
+check "io takes a mask and draws" status 0 "$rota" io --n 500 --d 16 --m 300 --mask 'causal & window(50, 0)' \
+  --svg "$scratch/io.svg"
+check "... XML" python3 -c "import sys, xml.dom.minidom as m; m.parse(sys.argv[1])" "$scratch/io.svg"
+check "... over Z_QK" grep -q 'Z_QK (allowed pairs)' "$scratch/io.svg"
+if command -v rsvg-convert >/dev/null; then
+  check "io draws PNG" status 0 "$rota" io --n 500 --d 16 --m 300 --png "$scratch/io.png"
+  check "... that is one" grep -q PNG "$scratch/io.png"
+fi
+PATH_BEFORE=$PATH
+PATH=/nonexistent
+check "without rsvg-convert --png is refused" status 1 "$rota" io --n 500 --d 16 --m 300 --png "$scratch/none.png"
+PATH=$PATH_BEFORE
+check "... with what to install" err_has "librsvg2-bin"
+check "io refuses a mask of tensors" status 1 "$rota" io --n 500 --d 16 --m 300 --mask 'document'
+check "... by name" err_has "reads the tensor 'document'"
+check "io needs its sizes" status 64 "$rota" io --n 500
+check "io refuses a size of 0" status 64 "$rota" io --n 0 --d 16 --m 100
+check "io refuses a length beyond its range" status 1 "$rota" io --n 100000000 --d 16 --m 100
 
 check "doctor exits 0" status 0 "$rota" doctor
 check "doctor prints JSON" status 0 "$rota" doctor --json

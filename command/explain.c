@@ -1,0 +1,212 @@
+/* rota plan --explain: see explain.h. */
+#include "command/explain.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "generator/script_rates.h"
+
+enum { REASON_MAX = 240 };
+
+/* One algorithm of the model. */
+typedef struct Entry {
+  Traffic traffic;
+  bool modelled;           /* else `reason` says why not */
+  bool has_kernel;         /* of this project, for this spec */
+  int tile_q, tile_kv;     /* of its kernels, or of those whose tiles the model borrows */
+  char reason[REASON_MAX]; /* why there is no kernel, or no model */
+} Entry;
+
+typedef struct Explanation {
+  Target target;
+  Rates rates;
+  Entry entries[TRAFFIC_ALGORITHMS];
+  TrafficAlgorithm rank[TRAFFIC_ALGORITHMS]; /* fastest first; those without a model last */
+} Explanation;
+
+/* ---- Modelling ---- */
+
+static TrafficShape shape_of(const Plan *plan) {
+  TrafficShape shape = {
+      .visits = (double)(plan->full_tiles + plan->partial_tiles) * plan->heads,
+      .chains = (double)plan->chain_items.count,
+      .row_items = (double)plan->row_items.count,
+  };
+  const Lengths *lengths = plan->lengths;
+  for (int32_t i = 0; i < lengths->batch; i++) {
+    shape.rows_q += (double)lengths->n_q[i] * plan->heads;
+    shape.rows_k += (double)lengths->n_k[i] * plan->kv_heads;
+    if (lengths->n_q[i] > shape.longest_q)
+      shape.longest_q = lengths->n_q[i];
+    if (lengths->n_k[i] > shape.longest_k)
+      shape.longest_k = lengths->n_k[i];
+  }
+  return shape;
+}
+
+/* Plans with the algorithm's own kernels, whatever the spec chooses. */
+static rota_status plan_with(const Options *options, const Model *model, Backward backward,
+                             Planned *planned) {
+  Model other = *model;
+  spec_copy(&other.spec, &model->spec);
+  other.spec.backward = backward;
+  rota_status status = planned_create(options, &other, ROTA_BACKWARD, NULL, false, planned);
+  spec_free(&other.spec);
+  return status;
+}
+
+static void model_entry(Explanation *all, const Spec *spec, TrafficAlgorithm algorithm,
+                        const Plan *plan, bool has_kernel, const char *reason) {
+  Entry *entry = &all->entries[algorithm];
+  snprintf(entry->reason, sizeof entry->reason, "%s", reason);
+  entry->has_kernel = has_kernel;
+  if (!plan)
+    return;
+  TrafficShape shape = shape_of(plan);
+  traffic_model(algorithm, spec, &all->target, &all->rates, &plan->tiling, &shape, &entry->traffic);
+  entry->modelled = true;
+  entry->tile_q = plan->tiling.tile_q;
+  entry->tile_kv = plan->tiling.tile_kv;
+}
+
+/* The algorithms without kernels borrow the tiles of those that have some. */
+static rota_status model_all(const Options *options, const Model *model, Explanation *all) {
+  Planned ordered = {0}, two_pass = {0};
+  char refusal[2][REASON_MAX] = {"", ""};
+  rota_status statuses[] = {plan_with(options, model, BACKWARD_ORDERED, &ordered), ROTA_OK};
+  if (statuses[0] != ROTA_OK)
+    snprintf(refusal[0], REASON_MAX, "%s", status_message());
+  statuses[1] = plan_with(options, model, BACKWARD_TWO_PASS, &two_pass);
+  if (statuses[1] != ROTA_OK)
+    snprintf(refusal[1], REASON_MAX, "%s", status_message());
+  const Plan *first = statuses[0] == ROTA_OK ? ordered.plan : NULL;
+  const Plan *second = statuses[1] == ROTA_OK ? two_pass.plan : NULL;
+  const Spec *spec = &model->spec;
+  model_entry(all, spec, TRAFFIC_ORDERED, first, first != NULL, refusal[0]);
+  model_entry(all, spec, TRAFFIC_TWO_PASS, second, second != NULL, refusal[1]);
+  model_entry(all, spec, TRAFFIC_EXACT, first, false, "no kernel: modelled with ordered's tiles");
+  model_entry(all, spec, TRAFFIC_MATERIALISED, first ? first : second, false,
+              "no kernel: modelled with products in blocks of 128 x 256");
+  planned_free(&ordered);
+  planned_free(&two_pass);
+  if (!first && !second)
+    return status_fail(statuses[1], "%s", refusal[1]);
+  status_clear();
+  return ROTA_OK;
+}
+
+/* Insertion; equal times keep the list's order. */
+static void rank_all(Explanation *all) {
+  for (int i = 0; i < TRAFFIC_ALGORITHMS; i++) {
+    const Entry *entry = &all->entries[i];
+    int at = i;
+    for (; at > 0; at--) {
+      const Entry *before = &all->entries[all->rank[at - 1]];
+      if (before->modelled &&
+          (!entry->modelled || entry->traffic.seconds >= before->traffic.seconds))
+        break;
+      if (!before->modelled && !entry->modelled)
+        break;
+      all->rank[at] = all->rank[at - 1];
+    }
+    all->rank[at] = (TrafficAlgorithm)i;
+  }
+}
+
+/* ---- Saying it ---- */
+
+/* What sets the algorithm apart, besides figures. */
+static void remark(const Entry *entry, char *text, size_t size) {
+  switch (entry->traffic.algorithm) {
+  case TRAFFIC_ORDERED:
+    snprintf(text, size, "dQ is added in turn; waiting is not modelled here");
+    break;
+  case TRAFFIC_EXACT:
+    snprintf(text, size, "no turns, but dQ is zeroed first and converted last");
+    break;
+  case TRAFFIC_TWO_PASS:
+    snprintf(text, size, "S and dP twice, dQ stays in registers");
+    break;
+  default:
+    snprintf(text, size, "P and dS through L2 in %lld chunks of query rows",
+             (long long)entry->traffic.chunks);
+  }
+}
+
+static const char *side(int64_t m, int64_t d) {
+  return m < d * d ? "small-cache" : "large-cache";
+}
+
+static void print_all(const Explanation *all, const Spec *spec, const char *chosen) {
+  int64_t m = traffic_fast_memory(spec, &all->target), d = spec->head_dim;
+  printf("explained by the traffic model for %s; figures are modelled, not measured\n",
+         all->target.name);
+  printf("  rates: tensor cores %.0f TFLOP/s, shared memory %.1f, L2 %.1f, DRAM %.1f TB/s\n",
+         all->rates.tensor / 1e12, all->rates.shared / 1e12, all->rates.l2 / 1e12,
+         all->rates.dram / 1e12);
+  printf("  a multiprocessor holds M = %lld elements (shared memory and registers), d^2 = %lld: "
+         "%s side\n",
+         (long long)m, (long long)(d * d), side(m, d));
+  printf("  %-14s %8s %9s %10s %8s %8s %8s  %-13s %s\n", "algorithm", "tiles", "TFLOP", "shared GB",
+         "L2 GB", "DRAM GB", "least ms", "limit", "why");
+  for (int i = 0; i < TRAFFIC_ALGORITHMS; i++) {
+    const Entry *entry = &all->entries[all->rank[i]];
+    const Traffic *t = &entry->traffic;
+    const char *name = traffic_name(all->rank[i]);
+    char tiles[24], text[160];
+    if (!entry->modelled) {
+      printf("  %-14s %s\n", name, entry->reason);
+      continue;
+    }
+    remark(entry, text, sizeof text);
+    snprintf(tiles, sizeof tiles, "%dx%d", entry->tile_q, entry->tile_kv);
+    printf("%s %-14s %8s %9.3f %10.2f %8.2f %8.3f %8.3f  %-13s %d products; %s%s\n",
+           strcmp(name, chosen) == 0 ? "*" : " ", name, entry->has_kernel ? tiles : "-",
+           t->flops / 1e12, t->shared_bytes / 1e9, t->l2_bytes / 1e9, t->dram_bytes / 1e9,
+           1e3 * t->seconds, t->limit, t->products, text,
+           entry->has_kernel ? "" : "; no kernel here");
+  }
+  printf("  * chosen by lua/policy.lua or the model; the traffic model chooses nothing\n");
+}
+
+static json_t *describe_entry(const Explanation *all, int rank) {
+  const Entry *entry = &all->entries[all->rank[rank]];
+  const Traffic *t = &entry->traffic;
+  const char *name = traffic_name(all->rank[rank]);
+  if (!entry->modelled)
+    return json_pack("{s:s s:n s:s}", "algorithm", name, "rank", "reason", entry->reason);
+  char text[160];
+  remark(entry, text, sizeof text);
+  return json_pack("{s:s s:i s:b s:i s:f s:f s:f s:f s:f s:s s:s}", "algorithm", name, "rank",
+                   rank + 1, "has_kernel", entry->has_kernel, "products", t->products, "flops",
+                   t->flops, "shared_bytes", t->shared_bytes, "l2_bytes", t->l2_bytes, "dram_bytes",
+                   t->dram_bytes, "least_ms", 1e3 * t->seconds, "limit", t->limit, "why", text);
+}
+
+static json_t *describe_all(const Explanation *all, const Spec *spec, const char *chosen) {
+  int64_t m = traffic_fast_memory(spec, &all->target), d = spec->head_dim;
+  json_t *entries = json_array();
+  for (int i = 0; i < TRAFFIC_ALGORITHMS; i++)
+    json_array_append_new(entries, describe_entry(all, i));
+  return json_pack("{s:s s:s s:s s:I s:I s:s s:o}", "source", "traffic model, not measured",
+                   "target", all->target.name, "chosen", chosen, "fast_memory_elements",
+                   (json_int_t)m, "crossing_m", (json_int_t)(d * d), "side", side(m, d),
+                   "algorithms", entries);
+}
+
+rota_status explain(const Options *options, Model *model, const Plan *chosen, json_t *object) {
+  Explanation all = {.rank = {0}};
+  ROTA_TRY(model_target(options, model, &all.target));
+  ROTA_TRY(script_rates(model->script, &all.target, &all.rates));
+  ROTA_TRY(model_all(options, model, &all));
+  rank_all(&all);
+  if (!object) {
+    print_all(&all, &model->spec, chosen->tiling.algorithm);
+    return ROTA_OK;
+  }
+  json_t *described = describe_all(&all, &model->spec, chosen->tiling.algorithm);
+  if (json_object_set_new(object, "modelled", described) != 0)
+    return status_fail(ROTA_OUT_OF_MEMORY, "memory ran out while writing JSON");
+  return ROTA_OK;
+}

@@ -1,0 +1,217 @@
+/* Level 4. The traffic model: see traffic.h.
+ *
+ *     shared   operands that warps read, once for each warp that needs them, and what fills them
+ *     L2       what blocks load and store: Q and dO of each visit, dQ's partial sums, K and V
+ *     DRAM     inputs and outputs once; again for each wave of workers where what a wave streams
+ *              does not stay in L2 */
+#include "generator/traffic.h"
+
+#include <math.h>
+
+const char *traffic_name(TrafficAlgorithm algorithm) {
+  static const char *const names[] = {
+#define X(name, text) text,
+      TRAFFIC_LIST(X)
+#undef X
+  };
+  return names[algorithm];
+}
+
+int64_t traffic_fast_memory(const Spec *spec, const Target *target) {
+  enum { REGISTER_BYTES = 4 };
+  return (target->shared_per_sm + (int64_t)REGISTER_BYTES * target->registers_per_sm) /
+         dtype_size(spec->dtype);
+}
+
+enum {
+  SUM_BYTES = 4, /* fp32 sums of dQ, or their fixed-point integers */
+  ROW_BYTES = 8, /* LSE and delta of a query */
+  GEMM_ROWS = 128,
+  GEMM_COLUMNS = 256,
+  GEMM_GROUP = 64, /* block of materialised's products, and
+                    * the rows of a warpgroup in it */
+};
+#define L2_SHARE 0.75 /* of the L2 that a stream may hold on to */
+
+/* The sizes that every formula needs. */
+typedef struct Sizes {
+  const TrafficShape *shape;
+  double d, dv, e; /* head dims; bytes of an element */
+  double q, k;     /* tile */
+  double token;    /* bytes of a row of K and V, or of Q and dO */
+  double workers;  /* blocks at a time */
+  double group, heads, l2;
+  double warps_kv, warps_d, dq_warps_q, warps_q;
+} Sizes;
+
+static Sizes sizes_of(const Spec *spec, const Target *target, const Tiling *tiling,
+                      const TrafficShape *shape) {
+  double e = dtype_size(spec->dtype), d = spec->head_dim, dv = spec->head_dim_v;
+  int blocks = tiling_get(tiling, "blocks_per_sm", 1);
+  return (Sizes){.shape = shape,
+                 .d = d,
+                 .dv = dv,
+                 .e = e,
+                 .q = tiling->tile_q,
+                 .k = tiling->tile_kv,
+                 .token = (d + dv) * e,
+                 .workers = (double)target->multiprocessors * (blocks > 0 ? blocks : 1),
+                 .group = spec_group(spec),
+                 .heads = spec->kv_heads,
+                 .l2 = L2_SHARE * (double)target->l2_bytes,
+                 .warps_kv = tiling_get(tiling, "warps_kv", 1),
+                 .warps_d = tiling_get(tiling, "warps_d", 1),
+                 .dq_warps_q = tiling_get(tiling, "dq_warps_q", 1),
+                 .warps_q = tiling_get(tiling, "warps_q", 1)};
+}
+
+/* ---- Shared memory, bytes of a visit ---- */
+
+/* S, dP, dV and dK of a chain's visit: warps_kv x warps_d warps over kv rows and, for S and dP,
+ * query rows, else columns. P and dS pass through shared memory where warps exchange them. */
+static double shared_kv(const Sizes *s) {
+  double exchanged = s->warps_d > 1 ? s->q * s->k : 0;
+  double scores = s->token * (s->k * s->warps_d + s->q * s->warps_kv);
+  double gradients = s->token * s->q * s->warps_kv + 2 * s->e * exchanged * s->warps_d;
+  double fill = s->token * s->q + s->e * exchanged * 2;
+  return scores + gradients + fill;
+}
+
+/* dQ = dS K within a chain's visit; dS goes through shared memory. */
+static double shared_dq(const Sizes *s) {
+  double dq_warps_d = s->warps_kv * s->warps_d / s->dq_warps_q;
+  double written = s->warps_d > 1 ? 0 : s->q * s->k; /* else counted already */
+  return s->e * (s->q * s->k * dq_warps_d + written + s->k * s->d * s->dq_warps_q);
+}
+
+/* S, dP and dQ of the pass over rows: warps_q warps, each with its own query rows. */
+static double shared_rows(const Sizes *s) {
+  double scores = s->token * (s->q + s->k * s->warps_q);
+  return scores + s->e * s->k * s->d * s->warps_q + s->token * s->k;
+}
+
+/* ---- DRAM ---- */
+
+/* Inputs read and outputs written once; O and dO by the delta kernel as well. */
+static double dram_once(const Sizes *s) {
+  double rows_q = s->token + 2 * s->dv * s->e + s->d * s->e + 2 * ROW_BYTES;
+  return s->shape->rows_q * rows_q + 2 * s->shape->rows_k * s->token;
+}
+
+/* Bytes read again. `items` blocks of one kv head all read the same `stream` bytes, in step; all
+ * heads' streams together have `total` bytes. Heads whose blocks run at a time share the L2: if
+ * their streams fit, each is read once; else once for each wave of blocks. */
+static double dram_again(const Sizes *s, double items, double stream, double total) {
+  double at_a_time = fmin(fmax(1, floor(s->workers / items)), s->heads);
+  if (at_a_time * stream <= s->l2)
+    return 0;
+  return total * (ceil(items / s->workers) - 1);
+}
+
+/* Sums of dQ leave the L2 and come back where they do not fit beside what is streamed. */
+static double dram_sums(const Sizes *s, double items, double stream) {
+  double at_a_time = fmin(fmax(1, floor(s->workers / items)), s->heads);
+  double waves = ceil(items / s->workers);
+  return at_a_time * stream <= s->l2 ? 0 : 2 * SUM_BYTES * s->d * s->shape->rows_q * waves;
+}
+
+/* ---- The algorithms ---- */
+
+/* Reads and writes of the delta kernel. */
+static double l2_delta(const Sizes *s) {
+  return s->shape->rows_q * (2 * s->dv * s->e + 2 * ROW_BYTES);
+}
+
+/* One kernel; dQ's partials are added in L2, and the last adder (ordered) or another kernel (exact)
+ * converts them. */
+static void model_chains(const Sizes *s, bool exact, Traffic *t) {
+  const TrafficShape *shape = s->shape;
+  t->products = 5;
+  t->flops = 2 * s->q * s->k * (3 * s->d + 2 * s->dv) * shape->visits;
+  t->shared_bytes = shape->visits * (shared_kv(s) + shared_dq(s));
+  double visit = s->q * (s->token + ROW_BYTES + SUM_BYTES * s->d);
+  double conversion = shape->rows_q * s->d * (SUM_BYTES + s->e);
+  double zeroing = exact ? shape->rows_q * s->d * SUM_BYTES : 0;
+  t->l2_bytes = shape->visits * visit + 2 * shape->chains * s->k * s->token + conversion + zeroing +
+                l2_delta(s);
+  double items = ceil(shape->longest_k / s->k);
+  double stream = s->group * shape->longest_q * (s->token + SUM_BYTES * s->d);
+  t->dram_bytes = dram_once(s) + dram_again(s, items, stream, shape->rows_q * s->token) +
+                  dram_sums(s, items, stream);
+}
+
+static void model_two_pass(const Sizes *s, Traffic *t) {
+  const TrafficShape *shape = s->shape;
+  t->products = 7;
+  t->flops = 2 * s->q * s->k * (4 * s->d + 3 * s->dv) * shape->visits;
+  t->shared_bytes = shape->visits * (shared_kv(s) + shared_rows(s));
+  double kv_pass =
+      shape->visits * s->q * (s->token + ROW_BYTES) + 2 * shape->chains * s->k * s->token;
+  double q_pass = shape->visits * s->k * s->token +
+                  shape->row_items * s->q * (s->token + ROW_BYTES + s->d * s->e);
+  t->l2_bytes = kv_pass + q_pass + l2_delta(s);
+  double chains = ceil(shape->longest_k / s->k), rows = ceil(shape->longest_q / s->q) * s->group;
+  double queries = s->group * shape->longest_q * s->token, keys = shape->longest_k * s->token;
+  t->dram_bytes = dram_once(s) + (shape->rows_q + shape->rows_k) * s->token +
+                  dram_again(s, chains, queries, shape->rows_q * s->token) +
+                  dram_again(s, rows, keys, shape->rows_k * s->token);
+}
+
+/* Matrix products over chunks of query rows: P and dS of a chunk take half of what stays in L2. */
+static void model_materialised(const Sizes *s, Traffic *t) {
+  const TrafficShape *shape = s->shape;
+  double pairs = shape->visits * s->q * s->k;
+  double rows = fmax(floor(s->l2 / 2 / (2 * s->e * shape->longest_k) / GEMM_ROWS), 1) * GEMM_ROWS;
+  double chunks = ceil(shape->longest_q / rows);
+  double width = s->e * (1.0 / GEMM_ROWS + 1.0 / GEMM_COLUMNS);
+  t->products = 5;
+  t->chunks = (int64_t)chunks;
+  t->flops = 2 * pairs * (3 * s->d + 2 * s->dv);
+  /* Filled once for each block; read once along columns, and by each warpgroup along rows. */
+  t->shared_bytes =
+      pairs * (3 * s->d + 2 * s->dv) * (width + s->e * (1.0 / GEMM_COLUMNS + 1.0 / GEMM_GROUP));
+  double written = 2 * s->e * pairs;
+  double read = s->e * pairs * (ceil(s->dv / GEMM_COLUMNS) + 2 * ceil(s->d / GEMM_COLUMNS));
+  double scores = pairs * (s->d + s->dv) * width;
+  double gradients = pairs * (2 * s->d + s->dv) * s->e / GEMM_ROWS;
+  double sums = 2 * SUM_BYTES * chunks * shape->rows_k * (s->d + s->dv); /* dK, dV */
+  t->l2_bytes = written + read + scores + gradients + sums + l2_delta(s);
+  /* K, V and the sums come back for each chunk; what does not stay beside it, from DRAM. */
+  double kept = shape->longest_k * (s->token + SUM_BYTES * (s->d + s->dv));
+  double moved = shape->rows_k * (s->token + 2 * SUM_BYTES * (s->d + s->dv));
+  double again = kept > s->l2 / 2 ? (chunks - 1) * moved : 0;
+  t->dram_bytes = dram_once(s) + again;
+}
+
+static void find_limit(const Rates *rates, Traffic *t) {
+  const struct {
+    const char *name;
+    double seconds;
+  } parts[] = {{"tensor cores", t->flops / rates->tensor},
+               {"shared memory", t->shared_bytes / rates->shared},
+               {"L2", t->l2_bytes / rates->l2},
+               {"DRAM", t->dram_bytes / rates->dram}};
+  for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+    if (i == 0 || parts[i].seconds > t->seconds) {
+      t->seconds = parts[i].seconds;
+      t->limit = parts[i].name;
+    }
+}
+
+void traffic_model(TrafficAlgorithm algorithm, const Spec *spec, const Target *target,
+                   const Rates *rates, const Tiling *tiling, const TrafficShape *shape,
+                   Traffic *traffic) {
+  Sizes sizes = sizes_of(spec, target, tiling, shape);
+  *traffic = (Traffic){.algorithm = algorithm};
+  switch (algorithm) {
+  case TRAFFIC_TWO_PASS:
+    model_two_pass(&sizes, traffic);
+    break;
+  case TRAFFIC_MATERIALISED:
+    model_materialised(&sizes, traffic);
+    break;
+  default:
+    model_chains(&sizes, algorithm == TRAFFIC_EXACT, traffic);
+  }
+  find_limit(rates, traffic);
+}
