@@ -134,12 +134,13 @@ static void remark(const Entry *entry, char *text, size_t size) {
   }
 }
 
-static const char *side(int64_t m, int64_t d) {
-  return m < d * d ? "small-cache" : "large-cache";
+static const char *side(int64_t m, int64_t crossing) {
+  return m < crossing ? "small-cache" : "large-cache";
 }
 
 static void print_all(const Explanation *all, const Spec *spec, const char *chosen) {
-  int64_t m = traffic_fast_memory(spec, &all->target), d = spec->head_dim;
+  int64_t m = traffic_fast_memory(spec, &all->target);
+  int64_t crossing = (int64_t)spec->head_dim * spec->head_dim;
   printf("explained by the traffic model for %s; figures are modelled, not measured\n",
          all->target.name);
   printf("  rates: tensor cores %.0f TFLOP/s, shared memory %.1f, L2 %.1f, DRAM %.1f TB/s\n",
@@ -147,7 +148,7 @@ static void print_all(const Explanation *all, const Spec *spec, const char *chos
          all->rates.dram / 1e12);
   printf("  a multiprocessor holds M = %lld elements (shared memory and registers), d^2 = %lld: "
          "%s side\n",
-         (long long)m, (long long)(d * d), side(m, d));
+         (long long)m, (long long)crossing, side(m, crossing));
   printf("  %-14s %8s %9s %10s %8s %8s %8s  %-13s %s\n", "algorithm", "tiles", "TFLOP", "shared GB",
          "L2 GB", "DRAM GB", "least ms", "limit", "why");
   for (int i = 0; i < TRAFFIC_ALGORITHMS; i++) {
@@ -185,13 +186,14 @@ static json_t *describe_entry(const Explanation *all, int rank) {
 }
 
 static json_t *describe_all(const Explanation *all, const Spec *spec, const char *chosen) {
-  int64_t m = traffic_fast_memory(spec, &all->target), d = spec->head_dim;
+  int64_t m = traffic_fast_memory(spec, &all->target);
+  int64_t crossing = (int64_t)spec->head_dim * spec->head_dim;
   json_t *entries = json_array();
   for (int i = 0; i < TRAFFIC_ALGORITHMS; i++)
     json_array_append_new(entries, describe_entry(all, i));
   return json_pack("{s:s s:s s:s s:I s:I s:s s:o}", "source", "traffic model, not measured",
                    "target", all->target.name, "chosen", chosen, "fast_memory_elements",
-                   (json_int_t)m, "crossing_m", (json_int_t)(d * d), "side", side(m, d),
+                   (json_int_t)m, "crossing_m", (json_int_t)crossing, "side", side(m, crossing),
                    "algorithms", entries);
 }
 
