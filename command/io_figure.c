@@ -46,9 +46,10 @@ static rota_status naive_transfers(const IoProblem *problem, double *transfers) 
 }
 
 /* From an eighth of a row to where all inputs would fit, with the crossing in the middle if there
- * is room on both sides: four points per doubling. */
+ * is room on both sides: some points per doubling. */
 static rota_status over_memory(const IoProblem *problem, ChartPanel *panel) {
-  enum { PER_DOUBLING = 4, SPAN = 1024 };
+  enum { SPAN = 1024 };
+  int per_doubling = problem->mask ? 2 : 4; /* a mask takes longer */
   IoBounds bounds;
   double naive, crossing;
   ROTA_TRY(naive_transfers(problem, &naive));
@@ -63,10 +64,10 @@ static rota_status over_memory(const IoProblem *problem, ChartPanel *panel) {
   panel->y_label = "elements moved";
   panel->marked_x = bounds.crossing_m;
   double large = bounds.large * (double)problem->m, small = bounds.small * sqrt((double)problem->m);
-  int steps = (int)(log2(last / first) * PER_DOUBLING);
+  int steps = (int)(log2(last / first) * per_doubling);
   for (int i = 0; i <= steps && i < CHART_POINTS_MAX; i++) {
     IoProblem at = *problem;
-    at.m = llround(first * exp2((double)i / PER_DOUBLING));
+    at.m = llround(first * exp2((double)i / per_doubling));
     bounds.lower_bound = fmin(large / (double)at.m, small / sqrt((double)at.m));
     ROTA_TRY(add_points(&at, (double)at.m, &bounds, naive, panel));
   }

@@ -208,13 +208,43 @@ static int64_t tile_side(const IoJob *job) {
   return side;
 }
 
+/* The part of the cost that depends on the tiles: the touched pairs move through about five
+ * products and a few passes. */
+static double tile_cost(const IoJob *job, const IoPlane *plane) {
+  enum { PRODUCT_READS = 10, PASSES = 4 };
+  return (double)plane->pairs * (PRODUCT_READS * (double)job->problem->d / plane->tile_q + PASSES);
+}
+
+/* The largest tiles that fit, or smaller ones where they fit the mask so much better. */
+static rota_status choose_plane(const IoJob *job, IoPlane *plane) {
+  const IoProblem *problem = job->problem;
+  const Expression *mask = job->naive ? NULL : problem->mask;
+  int32_t n = (int32_t)problem->n, side = (int32_t)tile_side(job);
+  ROTA_TRY(io_plane_build(mask, problem->bindings, n, side, side, plane));
+  while (mask && side > 1) {
+    IoPlane finer;
+    side /= 2;
+    rota_status status = io_plane_build(mask, problem->bindings, n, side, side, &finer);
+    if (status != ROTA_OK) {
+      io_plane_free(plane);
+      return status;
+    }
+    if (tile_cost(job, &finer) >= tile_cost(job, plane)) {
+      io_plane_free(&finer);
+      break;
+    }
+    io_plane_free(plane);
+    *plane = finer;
+  }
+  return ROTA_OK;
+}
+
 rota_status io_tiled_run(IoJob *job) {
   const IoProblem *problem = job->problem;
   IoMachine *machine = job->machine;
-  Tiled tiled = {.job = job, .machine = machine, .t = job->tensors, .side = tile_side(job)};
-  int32_t side = (int32_t)tiled.side;
-  ROTA_TRY(io_plane_build(job->naive ? NULL : problem->mask, problem->bindings, (int32_t)problem->n,
-                          side, side, &tiled.plane));
+  Tiled tiled = {.job = job, .machine = machine, .t = job->tensors};
+  ROTA_TRY(choose_plane(job, &tiled.plane));
+  tiled.side = tiled.plane.tile_q;
   tiled.p = io_matrix_create(machine, problem->n, problem->n);
   if (problem->direction == ROTA_BACKWARD)
     tiled.d_s = io_matrix_create(machine, problem->n, problem->n);

@@ -413,6 +413,28 @@ static void test_sparse_costs_less(void **state) {
     }
 }
 
+/* Tiles that outgrow a window are not taken: more memory costs hardly more. */
+static void test_memory_never_harms(void **state) {
+  (void)state;
+  Expression *mask = mask_of("k <= q and q - k < 64");
+  for (int algorithm = IO_LARGE_CACHE; algorithm <= IO_SMALL_CACHE; algorithm++) {
+    int64_t least = INT64_MAX;
+    for (int64_t m = 1000; m < 4000000; m *= 2) {
+      IoProblem problem = {.n = 4096,
+                           .d = 64,
+                           .m = m,
+                           .direction = ROTA_BACKWARD,
+                           .mask = mask,
+                           .bindings = &no_bindings,
+                           .scale = 1};
+      int64_t now = transfers_of(problem, (IoAlgorithm)algorithm);
+      assert_true((double)now < 1.3 * (double)least);
+      least = now < least ? now : least;
+    }
+  }
+  expression_release(mask);
+}
+
 static void test_minimum_and_refusals(void **state) {
   (void)state;
   IoProblem problem = {.n = 10, .d = 6, .bindings = &no_bindings, .scale = 1};
@@ -466,6 +488,7 @@ int main(void) {
       cmocka_unit_test(test_slopes),
       cmocka_unit_test(test_bounds_are_the_theorems),
       cmocka_unit_test(test_sparse_costs_less),
+      cmocka_unit_test(test_memory_never_harms),
       cmocka_unit_test(test_minimum_and_refusals),
       cmocka_unit_test(test_memory_failures),
   };
