@@ -85,9 +85,11 @@ static rota_status model_all(const Options *options, const Model *model, Explana
   const Spec *spec = &model->spec;
   model_entry(all, spec, TRAFFIC_ORDERED, first, first != NULL, refusal[0]);
   model_entry(all, spec, TRAFFIC_TWO_PASS, second, second != NULL, refusal[1]);
-  model_entry(all, spec, TRAFFIC_EXACT, first, false, "no kernel: modelled with ordered's tiles");
-  model_entry(all, spec, TRAFFIC_MATERIALISED, first ? first : second, false,
-              "no kernel: modelled with products in blocks of 128 x 256");
+  bool tensor_cores = spec->dtype != ROTA_FP32;
+  model_entry(all, spec, TRAFFIC_EXACT, first, false,
+              "not modelled: it would have the tiles of `ordered`, which is not served");
+  model_entry(all, spec, TRAFFIC_MATERIALISED, tensor_cores ? first ? first : second : NULL, false,
+              "not modelled: its products need tensor cores");
   planned_free(&ordered);
   planned_free(&two_pass);
   if (!first && !second)
@@ -129,7 +131,7 @@ static void remark(const Entry *entry, char *text, size_t size) {
     snprintf(text, size, "S and dP twice, dQ stays in registers");
     break;
   default:
-    snprintf(text, size, "P and dS through L2 in %lld chunks of query rows",
+    snprintf(text, size, "P and dS through L2, chunks of query rows: %lld",
              (long long)entry->traffic.chunks);
   }
 }
@@ -141,11 +143,12 @@ static const char *side(int64_t m, int64_t crossing) {
 static void print_all(const Explanation *all, const Spec *spec, const char *chosen) {
   int64_t m = traffic_fast_memory(spec, &all->target);
   int64_t crossing = (int64_t)spec->head_dim * spec->head_dim;
+  bool fp32 = spec->dtype == ROTA_FP32;
   printf("explained by the traffic model for %s; figures are modelled, not measured\n",
          all->target.name);
-  printf("  rates: tensor cores %.0f TFLOP/s, shared memory %.1f, L2 %.1f, DRAM %.1f TB/s\n",
-         all->rates.tensor / 1e12, all->rates.shared / 1e12, all->rates.l2 / 1e12,
-         all->rates.dram / 1e12);
+  printf("  rates: %s %.0f TFLOP/s, shared memory %.1f, L2 %.1f, DRAM %.1f TB/s\n",
+         fp32 ? "fp32 units" : "tensor cores", (fp32 ? all->rates.fp32 : all->rates.tensor) / 1e12,
+         all->rates.shared / 1e12, all->rates.l2 / 1e12, all->rates.dram / 1e12);
   printf("  a multiprocessor holds M = %lld elements (shared memory and registers), d^2 = %lld: "
          "%s side\n",
          (long long)m, (long long)crossing, side(m, crossing));
@@ -162,10 +165,11 @@ static void print_all(const Explanation *all, const Spec *spec, const char *chos
     }
     remark(entry, text, sizeof text);
     snprintf(tiles, sizeof tiles, "%dx%d", entry->tile_q, entry->tile_kv);
-    printf("%s %-14s %8s %9.3f %10.2f %8.2f %8.3f %8.3f  %-13s %d products; %s%s\n",
+    printf("%s %-14s %8s %9.3f %10.2f %8.2f %8.3f %8.3f  %-13s %d products; %s%s%s\n",
            strcmp(name, chosen) == 0 ? "*" : " ", name, entry->has_kernel ? tiles : "-",
            t->flops / 1e12, t->shared_bytes / 1e9, t->l2_bytes / 1e9, t->dram_bytes / 1e9,
            1e3 * t->seconds, t->limit, t->products, text,
+           t->spills ? "; sums spill from registers" : "",
            entry->has_kernel ? "" : "; no kernel here");
   }
   printf("  * chosen by lua/policy.lua or the model; the traffic model chooses nothing\n");
@@ -179,10 +183,11 @@ static json_t *describe_entry(const Explanation *all, int rank) {
     return json_pack("{s:s s:n s:s}", "algorithm", name, "rank", "reason", entry->reason);
   char text[160];
   remark(entry, text, sizeof text);
-  return json_pack("{s:s s:i s:b s:i s:f s:f s:f s:f s:f s:s s:s}", "algorithm", name, "rank",
-                   rank + 1, "has_kernel", entry->has_kernel, "products", t->products, "flops",
-                   t->flops, "shared_bytes", t->shared_bytes, "l2_bytes", t->l2_bytes, "dram_bytes",
-                   t->dram_bytes, "least_ms", 1e3 * t->seconds, "limit", t->limit, "why", text);
+  return json_pack("{s:s s:i s:b s:i s:f s:f s:f s:f s:f s:i s:b s:s s:s}", "algorithm", name,
+                   "rank", rank + 1, "has_kernel", entry->has_kernel, "products", t->products,
+                   "flops", t->flops, "shared_bytes", t->shared_bytes, "l2_bytes", t->l2_bytes,
+                   "dram_bytes", t->dram_bytes, "least_ms", 1e3 * t->seconds, "accumulators",
+                   t->accumulators, "spills", t->spills, "limit", t->limit, "why", text);
 }
 
 static json_t *describe_all(const Explanation *all, const Spec *spec, const char *chosen) {

@@ -138,7 +138,7 @@ static json_t *describe(const IoOptions *options, const IoBounds *bounds, const 
 
 static void print_rows(const IoOptions *options, const IoBounds *bounds, const Row *rows) {
   const IoProblem *problem = &options->problem;
-  bool small = problem->m < bounds->crossing_m;
+  bool small = (double)problem->m < bounds->crossing_m;
   printf("%s, %s form, n %lld, d %lld, M %lld: %s side of the crossing at M = %.0f\n",
          direction_name(problem->direction), problem->form == IO_PAPER ? "paper's" : "kernel's",
          (long long)problem->n, (long long)problem->d, (long long)problem->m,

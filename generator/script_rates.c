@@ -6,6 +6,7 @@ static rota_status read_rates(const Value *value, Rates *rates) {
     const char *name;
     double *to;
   } fields[] = {{"tensor", &rates->tensor},
+                {"fp32", &rates->fp32},
                 {"dram", &rates->dram},
                 {"l2", &rates->l2},
                 {"shared", &rates->shared}};

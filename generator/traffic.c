@@ -31,6 +31,7 @@ enum {
   GEMM_GROUP = 64, /* block of materialised's products, and
                     * the rows of a warpgroup in it */
 };
+enum { WARP = 32, ACCUMULATORS_MAX = 208 /* of 255 registers, as in lua/architectures */ };
 #define L2_SHARE 0.75 /* of the L2 that a stream may hold on to */
 
 /* The sizes that every formula needs. */
@@ -90,6 +91,22 @@ static double shared_rows(const Sizes *s) {
   return scores + s->e * s->k * s->d * s->warps_q + s->token * s->k;
 }
 
+/* ---- Registers ---- */
+
+/* Sums of a chain's thread: dK and dV from end to end, beside them S and dP, or S, P and dQ. What
+ * does not fit is written and read once a visit, in local memory, which lies in L2; returns bytes
+ * of a visit. */
+static double spilled(const Sizes *s, const Tiling *tiling, bool reduces, Traffic *t) {
+  double threads = WARP * s->warps_kv * s->warps_d;
+  if (tiling_get(tiling, "warps_kv", 0) == 0)
+    return 0;
+  double scores = s->q * s->k / threads, dq = reduces ? s->q * s->d / threads : 0;
+  double sums = s->k * (s->d + s->dv) / threads + fmax(2 * scores, scores + dq);
+  t->accumulators = (int)ceil(sums);
+  t->spills = sums > ACCUMULATORS_MAX;
+  return t->spills ? 2 * SUM_BYTES * threads * (sums - ACCUMULATORS_MAX) : 0;
+}
+
 /* ---- DRAM ---- */
 
 /* Inputs read and outputs written once; O and dO by the delta kernel as well. */
@@ -124,12 +141,12 @@ static double l2_delta(const Sizes *s) {
 
 /* One kernel; dQ's partials are added in L2, and the last adder (ordered) or another kernel (exact)
  * converts them. */
-static void model_chains(const Sizes *s, bool exact, Traffic *t) {
+static void model_chains(const Sizes *s, const Tiling *tiling, bool exact, Traffic *t) {
   const TrafficShape *shape = s->shape;
   t->products = 5;
   t->flops = 2 * s->q * s->k * (3 * s->d + 2 * s->dv) * shape->visits;
   t->shared_bytes = shape->visits * (shared_kv(s) + shared_dq(s));
-  double visit = s->q * (s->token + ROW_BYTES + SUM_BYTES * s->d);
+  double visit = s->q * (s->token + ROW_BYTES + SUM_BYTES * s->d) + spilled(s, tiling, true, t);
   double conversion = shape->rows_q * s->d * (SUM_BYTES + s->e);
   double zeroing = exact ? shape->rows_q * s->d * SUM_BYTES : 0;
   t->l2_bytes = shape->visits * visit + 2 * shape->chains * s->k * s->token + conversion + zeroing +
@@ -140,7 +157,7 @@ static void model_chains(const Sizes *s, bool exact, Traffic *t) {
                   dram_sums(s, items, stream);
 }
 
-static void model_two_pass(const Sizes *s, Traffic *t) {
+static void model_two_pass(const Sizes *s, const Tiling *tiling, Traffic *t) {
   const TrafficShape *shape = s->shape;
   t->products = 7;
   t->flops = 2 * s->q * s->k * (4 * s->d + 3 * s->dv) * shape->visits;
@@ -150,6 +167,7 @@ static void model_two_pass(const Sizes *s, Traffic *t) {
   double q_pass = shape->visits * s->k * s->token +
                   shape->row_items * s->q * (s->token + ROW_BYTES + s->d * s->e);
   t->l2_bytes = kv_pass + q_pass + l2_delta(s);
+  t->l2_bytes += shape->visits * spilled(s, tiling, false, t);
   double chains = ceil(shape->longest_k / s->k), rows = ceil(shape->longest_q / s->q) * s->group;
   double queries = s->group * shape->longest_q * s->token, keys = shape->longest_k * s->token;
   t->dram_bytes = dram_once(s) + (shape->rows_q + shape->rows_k) * s->token +
@@ -183,14 +201,15 @@ static void model_materialised(const Sizes *s, Traffic *t) {
   t->dram_bytes = dram_once(s) + again;
 }
 
-static void find_limit(const Rates *rates, Traffic *t) {
+static void find_limit(const Rates *rates, bool fp32, Traffic *t) {
   const struct {
     const char *name;
     double seconds;
-  } parts[] = {{"tensor cores", t->flops / rates->tensor},
-               {"shared memory", t->shared_bytes / rates->shared},
-               {"L2", t->l2_bytes / rates->l2},
-               {"DRAM", t->dram_bytes / rates->dram}};
+  } parts[] = {
+      {fp32 ? "fp32 units" : "tensor cores", t->flops / (fp32 ? rates->fp32 : rates->tensor)},
+      {"shared memory", t->shared_bytes / rates->shared},
+      {"L2", t->l2_bytes / rates->l2},
+      {"DRAM", t->dram_bytes / rates->dram}};
   for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
     if (i == 0 || parts[i].seconds > t->seconds) {
       t->seconds = parts[i].seconds;
@@ -205,13 +224,13 @@ void traffic_model(TrafficAlgorithm algorithm, const Spec *spec, const Target *t
   *traffic = (Traffic){.algorithm = algorithm};
   switch (algorithm) {
   case TRAFFIC_TWO_PASS:
-    model_two_pass(&sizes, traffic);
+    model_two_pass(&sizes, tiling, traffic);
     break;
   case TRAFFIC_MATERIALISED:
     model_materialised(&sizes, traffic);
     break;
   default:
-    model_chains(&sizes, algorithm == TRAFFIC_EXACT, traffic);
+    model_chains(&sizes, tiling, algorithm == TRAFFIC_EXACT, traffic);
   }
-  find_limit(rates, traffic);
+  find_limit(rates, spec->dtype == ROTA_FP32, traffic);
 }

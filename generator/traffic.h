@@ -10,7 +10,7 @@
 
 /* From lua/rates.lua; per second. */
 typedef struct Rates {
-  double tensor;           /* FLOP */
+  double tensor, fp32;     /* FLOP: of bf16 and fp16, of fp32 */
   double dram, l2, shared; /* bytes */
 } Rates;
 
@@ -42,6 +42,8 @@ typedef struct Traffic {
   double seconds;    /* the longest of the four at their rates */
   const char *limit; /* whose it is: "shared memory" */
   int64_t chunks;    /* of materialised; else 0 */
+  int accumulators;  /* registers of a thread for sums, where the tiling tells; else 0 */
+  bool spills;       /* they are more than a thread keeps; counted as traffic through L2 */
 } Traffic;
 
 /* `tiling`: of the algorithm's own kernels; of `ordered` or `two_pass` for the algorithms that are

@@ -259,7 +259,7 @@ static const struct {
 } constants[2][2] = {{{4, 4, 0, 0}, {16, 10, 0, 0}}, {{4, 4, 0, 0}, {12, 6, 0, 0}}};
 
 static double stated(const IoProblem *problem, IoAlgorithm algorithm, const IoBounds *bounds) {
-  int form = problem->form, direction = problem->direction == ROTA_BACKWARD;
+  int form = problem->form == IO_PAPER, direction = problem->direction == ROTA_BACKWARD;
   double pairs = (double)problem->n * (double)problem->n;
   double products = constants[form][direction].small / 2;
   switch (algorithm) {

@@ -19,7 +19,7 @@ static const Target target = {.name = "sm_90",
                               .registers_per_sm = 65536,
                               .multiprocessors = 100,
                               .l2_bytes = 40 << 20};
-static const Rates even = {.tensor = 1e15, .dram = 1e12, .l2 = 1e12, .shared = 1e12};
+static const Rates even = {.tensor = 1e15, .fp32 = 1e14, .dram = 1e12, .l2 = 1e12, .shared = 1e12};
 
 static Spec spec_of(int head_dim) {
   return (Spec){
@@ -104,10 +104,10 @@ static void test_limits(void **state) {
   const struct {
     Rates rates;
     const char *limit;
-  } cases[] = {{{1e9, 1e18, 1e18, 1e18}, "tensor cores"},
-               {{1e21, 1e18, 1e18, 1e9}, "shared memory"},
-               {{1e21, 1e18, 1e9, 1e18}, "L2"},
-               {{1e21, 1e9, 1e18, 1e18}, "DRAM"}};
+  } cases[] = {{{1e9, 1e21, 1e18, 1e18, 1e18}, "tensor cores"},
+               {{1e21, 1e21, 1e18, 1e18, 1e9}, "shared memory"},
+               {{1e21, 1e21, 1e18, 1e9, 1e18}, "L2"},
+               {{1e21, 1e21, 1e9, 1e18, 1e18}, "DRAM"}};
   Spec spec = spec_of(128);
   Tiling tiling = tiling_of(64, 128);
   TrafficShape shape = full_shape(&tiling, 4096);
@@ -118,6 +118,40 @@ static void test_limits(void **state) {
                     &t);
       assert_string_equal(t.limit, cases[i].limit);
     }
+}
+
+/* 32 x 32 by two warps at head dim 256: dK and dV 256 registers of a thread, S 16, dQ 128. */
+static void test_registers(void **state) {
+  (void)state;
+  Spec spec = spec_of(256);
+  Tiling tiling = tiling_of(32, 32);
+  TrafficShape shape = full_shape(&tiling, 1024);
+  Traffic plain, t;
+  traffic_model(TRAFFIC_ORDERED, &spec, &target, &even, &tiling, &shape, &plain);
+  assert_false(plain.spills); /* no warps: the tiling does not tell */
+  tiling.fields[0] = (TilingField){"warps_d", 1};
+  tiling.fields[1] = (TilingField){"warps_kv", 2};
+  tiling.field_count = 2;
+  traffic_model(TRAFFIC_ORDERED, &spec, &target, &even, &tiling, &shape, &t);
+  assert_int_equal(t.accumulators, 256 + 16 + 128);
+  assert_true(t.spills);
+  assert_close(t.l2_bytes - plain.l2_bytes, shape.visits * 2 * 4 * 64 * (400 - 208));
+  spec = spec_of(64);
+  traffic_model(TRAFFIC_ORDERED, &spec, &target, &even, &tiling, &shape, &t);
+  assert_false(t.spills);
+}
+
+static void test_fp32_has_its_own_rate(void **state) {
+  (void)state;
+  Spec spec = spec_of(64);
+  spec.dtype = ROTA_FP32;
+  Tiling tiling = tiling_of(32, 32);
+  TrafficShape shape = full_shape(&tiling, 1024);
+  Rates rates = {.tensor = 1e21, .fp32 = 1e9, .dram = 1e18, .l2 = 1e18, .shared = 1e18};
+  Traffic t;
+  traffic_model(TRAFFIC_TWO_PASS, &spec, &target, &rates, &tiling, &shape, &t);
+  assert_string_equal(t.limit, "fp32 units");
+  assert_close(t.seconds, t.flops / 1e9);
 }
 
 /* M of a Hopper multiprocessor lies between the squares of head dims 256 and 512. */
@@ -156,6 +190,8 @@ int main(void) {
       cmocka_unit_test(test_dram_grows_beyond_the_l2),
       cmocka_unit_test(test_limits),
       cmocka_unit_test(test_fast_memory),
+      cmocka_unit_test(test_registers),
+      cmocka_unit_test(test_fp32_has_its_own_rate),
       cmocka_unit_test(test_rates),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
