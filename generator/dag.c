@@ -9,6 +9,7 @@
  * worker that finds its predecessor unfinished leaves its number there and is woken by it. */
 #include "generator/dag.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 /* A slot's time while its reduction is unknown; below it: worker -(time + 2) waits for it. */
@@ -135,6 +136,7 @@ static bool advance_item(Machine *machine, int32_t worker, Lane *lane) {
   while (lane->visit < count) {
     const DagVisit *visit = &visits[lane->visit];
     Slot *slot = &slots[tile_begin[visit->tile] + visit->rank];
+    assert(slot); /* one for every rank of every tile */
     Slot *before = visit->rank > 0 && !problem->unordered ? slot - 1 : NULL;
     if (before && before->end < 0) {
       before->end = UNKNOWN - 1 - worker;

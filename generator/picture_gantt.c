@@ -224,10 +224,8 @@ static void append_legend(int x, int y, Text *svg) {
   text_format(svg, "<text x=\"%d\" y=\"%d\">last</text>\n", at + 6, y);
   static const struct {
     const char *class, *name;
-  } entries[] = {{"start", "chain starts"},
-                 {"add", "adding to dQ"},
-                 {"stall", "stalled"},
-                 {"empty", "done"}};
+  } entries[] = {
+      {"start", "chain starts"}, {"add", "adding to dQ"}, {"stall", "stalled"}, {"empty", "done"}};
   at += 48;
   for (int i = 0; i < 4; i++, at += 118) {
     text_format(svg, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"12\" height=\"12\"/>",
