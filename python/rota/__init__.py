@@ -24,13 +24,13 @@ from ._library import (
 if TYPE_CHECKING:
     from ._attention import attention as attention
     from ._attention import digest as digest
+    from ._call import set_deterministic_check as set_deterministic_check
     from ._drop_in import flash_attn_func as flash_attn_func
     from ._drop_in import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
     from ._drop_in import flash_attn_varlen_func as flash_attn_varlen_func
     from ._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
     from ._masks import Mask as Mask
     from ._masks import from_block_mask as from_block_mask
-    from ._ops import set_deterministic_check as set_deterministic_check
 
 _TORCH = {
     "attention": "_attention",
@@ -41,7 +41,7 @@ _TORCH = {
     "scaled_dot_product_attention": "_drop_in",
     "Mask": "_masks",
     "from_block_mask": "_masks",
-    "set_deterministic_check": "_ops",
+    "set_deterministic_check": "_call",
 }
 
 __all__ = [

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from . import _library as native
-from . import _ops, _plans
+from . import _plans
+from ._call import DTYPES, Context, check_inputs, invalid, plans_of_call
 from ._masks import Mask
-from ._ops import Context, invalid
+from ._ops import attend
 
 Lengths = Union[Tensor, Sequence[int]]
 
@@ -27,7 +28,7 @@ def _autocast(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     if not torch.is_autocast_enabled(kind):
         return (q, *others)
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(t.to(dtype) if t.dtype in _ops.DTYPES else t for t in (q, *others))
+    return tuple(t.to(dtype) if t.dtype in DTYPES else t for t in (q, *others))
 
 
 def _score_tensor(name: str, tensor: Tensor) -> Tensor:
@@ -69,7 +70,9 @@ def _operands(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Context]:
     """The operator's operands: tensors as [batch, row, head, dim], all else in order."""
     if layout not in ("bshd", "bhsd"):
-        raise invalid(f"layout {layout!r}: 'bshd' (as flash-attn) or 'bhsd' (as torch) is expected")
+        raise invalid(
+            f"layout {layout!r}: 'bshd' (as flash-attn) or 'bhsd' (as torch) is expected"
+        )
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         raise invalid("cu_seqlens_q and cu_seqlens_k go together")
     if scale is not None and scale == 0:
@@ -143,7 +146,7 @@ def attention(
         values=values, sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         seqused_q=seqused_q, seqused_k=seqused_k, layout=layout,
     )  # fmt: skip
-    o, lse = _ops.attention_op(*operands, *context)
+    o, lse = attend(*operands, context)
     if layout == "bhsd" and cu_seqlens_q is None:
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
@@ -158,6 +161,6 @@ def digest(*arguments: Any, **options: Any) -> str:
         return _plans.digest_of_process()
     options.pop("return_lse", None)
     (q, k, v), context = _operands(*arguments, **options)
-    _ops.check_inputs(q, k, v, context.cu_seqlens_q is not None, context.sink)
-    plans = _ops.plans_of_call(q, k, v, context)
+    check_inputs(q, k, v, context.cu_seqlens_q is not None, context.sink)
+    plans = plans_of_call(q, k, v, context)
     return _plans.combine_digests([plan.digest for plan in plans])

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from . import _library as native
 from ._attention import attention
+from ._call import invalid
 from ._masks import Mask, element_mask, index_text
-from ._ops import invalid
 
 
 def _refuse_dropout(dropout_p: float) -> None:
@@ -71,9 +71,7 @@ def flash_attn_func(
     _refuse_dropout(dropout_p)
     score, tensors = _bias(softcap, alibi_slopes)
     mask = _window_mask(causal, window_size)
-    o, lse = attention(
-        q, k, v, mask, score, tensors, softmax_scale, return_lse=True
-    )
+    o, lse = attention(q, k, v, mask, score, tensors, softmax_scale, return_lse=True)
     return (o, lse, None) if return_attn_probs else o
 
 
@@ -144,7 +142,7 @@ def _four_dims(tensor: Tensor, lead: Sequence[int]) -> Tensor:
 
 
 def _mask_dims(mask: Tensor, rank: int, lead: Sequence[int]) -> Tensor:
-    """A mask that broadcasts to [.., heads, tokens, keys], as four dimensions of full size or 1."""
+    """A mask that broadcasts to [.., heads, tokens, keys] in four dimensions of full size or 1."""
     if mask.dim() > rank or mask.dim() < 2:
         raise invalid(f"attn_mask {list(mask.shape)} does not broadcast to the scores")
     mask = mask[(None,) * (rank - mask.dim())]
@@ -164,9 +162,7 @@ def _sdpa_mask(
     mask = _mask_dims(attn_mask, rank, lead)
     for extent, wanted in zip(mask.shape, full):
         if extent not in (1, wanted):
-            raise invalid(
-                f"attn_mask {list(attn_mask.shape)} does not broadcast to {list(full)}"
-            )
+            raise invalid(f"attn_mask {list(attn_mask.shape)} does not broadcast to {list(full)}")
     if mask.dtype == torch.bool:
         return element_mask("attn_mask", mask), None, None
     if mask.dtype not in (dtype, torch.float32):

@@ -64,8 +64,11 @@ def host_copy(tensor: Tensor, what: str) -> HostCopy:
         return known[2]
     _refuse_capture(tensor, what)
     made = HostCopy(tensor)
-    forget = weakref.ref(tensor, lambda _, key=key: _copies.pop(key, None))
-    _copies[key] = (forget, tensor._version, made)
+
+    def forget(_: object) -> None:
+        _copies.pop(key, None)
+
+    _copies[key] = (weakref.ref(tensor, forget), tensor._version, made)
     return made
 
 

@@ -151,10 +151,7 @@ Tensor = _struct(
 )
 Arguments = _struct(
     "Arguments",
-    **{
-        name: Tensor
-        for name in ("q", "k", "v", "o", "lse", "d_o", "d_q", "d_k", "d_v", "d_lse")
-    },
+    **{name: Tensor for name in ("q", "k", "v", "o", "lse", "d_o", "d_q", "d_k", "d_v", "d_lse")},
     sink=c.c_void_p,
     d_sink=c.c_void_p,
     tensors=c.POINTER(NamedTensor),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from . import _library as native
 
@@ -49,9 +49,7 @@ def element_mask(name: str, allowed: "Tensor") -> Mask:
     return Mask(f'where("{name}[{index_text(allowed.shape)}] ~= 0")', {name: allowed})
 
 
-def from_block_mask(
-    block_mask: Any, partial: Union[None, str, Mask, "Tensor"] = None
-) -> Mask:
+def from_block_mask(block_mask: Any, partial: Union[None, str, Mask, "Tensor"] = None) -> Mask:
     """FlexAttention's BlockMask as a Rota mask.
 
     Full blocks are taken as they are. A partial block needs its element mask, which a BlockMask

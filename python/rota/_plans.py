@@ -155,9 +155,7 @@ class Plan(_Handle):
     def __init__(self, kernel: Kernel, shape: Shape, addresses: Sequence[int | None]):
         """`addresses`: contiguous host memory of each tensor; None for what each run passes."""
         request, keep = _plan_request(shape, addresses)
-        super().__init__(
-            "rota_plan_create", "rota_plan_destroy", kernel.handle, c.byref(request)
-        )
+        super().__init__("rota_plan_create", "rota_plan_destroy", kernel.handle, c.byref(request))
         del keep
         library = native.library()
         self.workspace_size: int = library.rota_plan_workspace_size(self.handle)
@@ -201,7 +199,9 @@ def pack_arguments(
     return _ARGUMENTS.pack(*flat, sink, d_sink, address, named_count)
 
 
-def named_array(entries: Sequence[tuple[str, int, Sequence[int], Sequence[int], int | None]]) -> Any:
+def named_array(
+    entries: Sequence[tuple[str, int, Sequence[int], Sequence[int], int | None]],
+) -> Any:
     """A C array of (name, dtype, size, stride, address)."""
     array = (native.NamedTensor * max(len(entries), 1))()
     for to, (name, dtype, size, stride, address) in zip(array, entries):
@@ -241,7 +241,7 @@ def _plan_request(shape: Shape, addresses: Sequence[int | None]) -> tuple[Any, l
         ]
     )
     values = (native.NamedValue * max(len(shape.values), 1))(
-        *((name.encode(), value) for name, value in shape.values)
+        *[native.NamedValue(name.encode(), value) for name, value in shape.values]
     )
     lengths = native.Lengths(shape.batch, shape.n_q, shape.n_k, *offsets)
     request = native.PlanRequest(

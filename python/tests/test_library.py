@@ -115,7 +115,9 @@ class Interface(unittest.TestCase):
             names = []
             for declaration in body.split(";"):
                 words = declaration.split(",")
-                names += [re.findall(r"\w+", re.sub(r"\[.*?\]", "", w))[-1] for w in words if w.strip()]
+                names += [
+                    re.findall(r"\w+", re.sub(r"\[.*?\]", "", w))[-1] for w in words if w.strip()
+                ]
             self.assertEqual(names, [field[0] for field in structure._fields_], name)
 
     def test_status_codes_and_enumerations(self):
@@ -212,9 +214,7 @@ class Running(unittest.TestCase):
         shape = plans.Shape(1, 6, 6, 1, 1, tensors=(named,), values=(("window_left", 1.0),))
         problem = Problem(6, 6, 8)
         address = document.buffer_info()[0]
-        problem.run(
-            prepare(model(mask="document & window(5, 0)"), shape, addresses=[address])
-        )
+        problem.run(prepare(model(mask="document & window(5, 0)"), shape, addresses=[address]))
         _, lse = attention_reference(
             problem.rows("q"), problem.rows("k"), problem.rows("v"),
             lambda i, j: document[i] == document[j] and 0 <= i - j <= 1, 1 / math.sqrt(8),
