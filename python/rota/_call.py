@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from torch import Tensor
 from . import _library as native
 from ._host import HostCopy, host_copy
 from ._plans import (
+    ARGUMENTS,
     NO_TENSOR,
     Model,
     NamedTensor,
     Plan,
+    PlanKey,
     Shape,
     Target,
     cached_plan,
@@ -236,7 +238,7 @@ def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def find_plan(
+def _plan_key(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -244,12 +246,15 @@ def find_plan(
     direction: int,
     layout: int,
     geometry: _Geometry,
-) -> Plan:
+) -> PlanKey:
     device = q.device
-    model = _model(q, k, v, context)
     kind = native.DEVICE_CUDA if device.type == "cuda" else native.DEVICE_CPU
     target = Target(direction, kind, device.index or 0, layout)
-    plan = cached_plan(model, target, geometry.shape)
+    return PlanKey(_model(q, k, v, context), target, geometry.shape)
+
+
+def find_plan(key: PlanKey, device: torch.device, geometry: _Geometry) -> Plan:
+    plan = cached_plan(key)
     if plan is None:
         if _capturing(device):
             raise native.NotPrepared(
@@ -258,7 +263,7 @@ def find_plan(
                 "is being captured: call forward and backward once before capturing",
             )
         addresses = [copy.address if copy else None for copy in geometry.copies]
-        plan = make_plan(model, target, geometry.shape, addresses)
+        plan = make_plan(key, addresses)
     return plan
 
 
@@ -285,7 +290,6 @@ def _launch(
     views: Sequence[tuple[int, int, int, int]],
     d_sink: Optional[Tensor] = None,
 ) -> None:
-    device, size = q.device, plan.workspace_size
     sink = context.sink.data_ptr() if context.sink is not None else 0
     passed = [
         (name, native.FP32, tensor.shape, tensor.stride(), tensor.data_ptr())
@@ -296,6 +300,11 @@ def _launch(
     packed = pack_arguments(
         views, sink, d_sink.data_ptr() if d_sink is not None else 0, named, len(passed)
     )
+    _enqueue(plan, q.device, packed)
+
+
+def _enqueue(plan: Plan, device: torch.device, packed: bytes) -> None:
+    size = plan.workspace_size
     if device.type == "cuda":
         # The caching allocator aligns to 512 bytes, and hands memory freed here out in the
         # stream's order.
@@ -303,10 +312,53 @@ def _launch(
         stream = _current_stream(device)
         plan.run(packed, workspace.data_ptr(), size, stream)
         _note_use(plan, device, stream)
+    elif size == 0:
+        plan.run(packed, 0, 0)
     else:
         workspace = torch.empty(size + 256, dtype=torch.uint8)
         address = workspace.data_ptr()
         plan.run(packed, address + -address % 256, size)
+
+
+# ---- The short way --------------------------------------------------------------------------
+
+
+class _Recipe(NamedTuple):
+    """What is the same in every plain call (no offsets, used lengths, tensors, sink) with the same
+    shapes and strides, so that such calls need not work it out again."""
+
+    key: PlanKey
+    address_mask: int  # 15: made for aligned tensors, an odd address needs another plan
+    strides: tuple[tuple[int, int, int, int], ...]  # of pack_arguments; the address is 0
+
+
+_recipes: dict[Any, _Recipe] = {}
+_RECIPES_KEPT = 1024
+
+
+def _is_plain(context: Context) -> bool:
+    return (
+        context.cu_seqlens_q is None
+        and context.sink is None
+        and not context.names
+        and context.seqused_q is None
+        and context.seqused_k is None
+    )
+
+
+def _keep_recipe(signature: Any, key: PlanKey, views: Sequence[tuple[int, int, int, int]]) -> None:
+    """`views` of the call just made; unless an odd address made it take the slower layout."""
+    aligned = key.parts[1].layout == native.LAYOUT_ALIGNED
+    if not aligned and any(view[0] % 16 for view in views):
+        return
+    if len(_recipes) >= _RECIPES_KEPT:
+        _recipes.clear()
+    strides = tuple((0, *view[1:]) for view in views)
+    _recipes[signature] = _Recipe(key, 15 if aligned else 0, strides)
+
+
+def _on_own_device(tensor: Tensor) -> bool:
+    return not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
 
 
 # ---- Runs -----------------------------------------------------------------------------------
@@ -320,18 +372,57 @@ def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    if not _on_own_device(q):
+        with torch.cuda.device(q.device):
+            return run_forward(q, k, v, context)
+    signature = None
+    if _is_plain(context):
+        signature = (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype,
+            v.dtype, q.device, k.device, v.device, context[7:],
+        )  # fmt: skip
+        recipe = _recipes.get(signature)
+        if recipe is not None:
+            o, lse = empty_outputs(q, v)
+            if _run_again(recipe, (q, k, v, o), (lse,)):
+                return o, lse
     check_inputs(q, k, v, context.cu_seqlens_q is not None, context.sink)
-    q, k, v = _dense_dim(q), _dense_dim(k), _dense_dim(v)
+    dense = _dense_dim(q), _dense_dim(k), _dense_dim(v)
     geometry = _geometry(q, k, context)
     o, lse = empty_outputs(q, v)
     if not geometry.q_covered:
         o.zero_()
         lse.fill_(float("-inf"))
-    elements = (_view(q), _view(k), _view(v), _view(o))
-    layout = _layout(elements, q.element_size(), q.shape[-1], v.shape[-1])
-    plan = find_plan(q, k, v, context, native.FORWARD, layout, geometry)
-    _launch(plan, q, context, (*elements, _view_lse(lse), *(NO_TENSOR,) * 5))
+    views = [_view(t) for t in (*dense, o)]
+    layout = _layout(views, q.element_size(), q.shape[-1], v.shape[-1])
+    key = _plan_key(q, k, v, context, native.FORWARD, layout, geometry)
+    plan = find_plan(key, q.device, geometry)
+    views += [_view_lse(lse), *(NO_TENSOR,) * 5]
+    _launch(plan, q, context, views)
+    if signature is not None and dense[0] is q and dense[1] is k and dense[2] is v:
+        _keep_recipe(signature, key, views)
     return o, lse
+
+
+def _run_again(recipe: _Recipe, elements: Sequence[Tensor], floats: Sequence[Tensor]) -> bool:
+    """One run by recipe; False if it does not fit or its plan was dropped. `elements` are the
+    tensors of q's dtype in the order of rota_arguments, `floats` (lse) comes fifth."""
+    plan = cached_plan(recipe.key)
+    if plan is None:
+        return False
+    addresses = [t.data_ptr() for t in elements]
+    bits = 0
+    for address in addresses:
+        bits |= address
+    if bits & recipe.address_mask:
+        return False
+    addresses.insert(4, floats[0].data_ptr())
+    addresses += [0] * (10 - len(addresses))
+    numbers: list[int] = []
+    for address, (_, batch, row, head) in zip(addresses, recipe.strides):
+        numbers += (address, batch, row, head)
+    _enqueue(plan, elements[0].device, ARGUMENTS.pack(*numbers, 0, 0, 0, 0))
+    return True
 
 
 def check_gradient(
@@ -366,24 +457,38 @@ def _backward(
     d_o: Tensor,
     d_lse: Optional[Tensor],
     context: Context,
-    geometry: _Geometry,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     d_q, d_k, d_v, d_sink = empty_gradients(q, k, v, context.sink)
+    signature = None
+    if d_lse is None and _is_plain(context):
+        signature = (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), d_o.shape,
+            d_o.stride(), o.shape, o.stride(), lse.shape, lse.stride(), q.dtype, k.dtype, v.dtype,
+            d_o.dtype, o.dtype, lse.dtype, q.device, k.device, v.device, d_o.device, o.device,
+            lse.device, context[7:],
+        )  # fmt: skip
+        recipe = _recipes.get(signature)
+        if recipe is not None and _run_again(recipe, (q, k, v, o, d_o, d_q, d_k, d_v), (lse,)):
+            return d_q, d_k, d_v, d_sink
+    check_inputs(q, k, v, context.cu_seqlens_q is not None, context.sink)
+    check_gradient(d_o, d_lse, o, lse, q, v)
+    given = (q, k, v, o, d_o)
+    dense = [_dense_dim(t) for t in given]
+    geometry = _geometry(q, k, context)
     if not geometry.q_covered:
         d_q.zero_()
     if not geometry.k_covered:
         d_k.zero_()
         d_v.zero_()
-    elements = [_view(t) for t in (q, k, v, o, d_o, d_q, d_k, d_v)]
+    elements = [_view(t) for t in (*dense, d_q, d_k, d_v)]
     layout = _layout(elements, q.element_size(), q.shape[-1], v.shape[-1])
-    plan = find_plan(q, k, v, context, native.BACKWARD, layout, geometry)
-    views = (
-        *elements[:4],
-        _view_lse(lse),
-        *elements[4:],
-        _view_lse(d_lse) if d_lse is not None else NO_TENSOR,
-    )
+    key = _plan_key(q, k, v, context, native.BACKWARD, layout, geometry)
+    plan = find_plan(key, q.device, geometry)
+    last = _view_lse(d_lse) if d_lse is not None else NO_TENSOR
+    views = (*elements[:4], _view_lse(lse), *elements[4:], last)
     _launch(plan, q, context, views, d_sink if context.sink is not None else None)
+    if signature is not None and all(a is b for a, b in zip(given, dense)):
+        _keep_recipe(signature, key, views)
     return d_q, d_k, d_v, d_sink
 
 
@@ -402,13 +507,12 @@ def run_backward(
     v: Tensor,
     context: Context,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    check_inputs(q, k, v, context.cu_seqlens_q is not None, context.sink)
-    check_gradient(d_o, d_lse, o, lse, q, v)
-    q, k, v, o, d_o = (_dense_dim(t) for t in (q, k, v, o, d_o))
-    geometry = _geometry(q, k, context)
-    results = _backward(q, k, v, o, lse, d_o, d_lse, context, geometry)
+    if not _on_own_device(q):
+        with torch.cuda.device(q.device):
+            return run_backward(d_o, d_lse, o, lse, q, k, v, context)
+    results = _backward(q, k, v, o, lse, d_o, d_lse, context)
     if _check_determinism and not _capturing(q.device):
-        again = _backward(q, k, v, o, lse, d_o, d_lse, context, geometry)
+        again = _backward(q, k, v, o, lse, d_o, d_lse, context)
         for name, first, second in zip(("dq", "dk", "dv", "dsink"), results, again):
             if not _same_bits(first, second):
                 raise native.NondeterministicError(
@@ -429,7 +533,8 @@ def plans_of_call(q: Tensor, k: Tensor, v: Tensor, context: Context) -> list[Pla
     q, k, v = _dense_dim(q), _dense_dim(k), _dense_dim(v)
     geometry = _geometry(q, k, context)
     layout = _layout([_view(t) for t in (q, k, v)], q.element_size(), q.shape[-1], v.shape[-1])
-    return [
-        find_plan(q, k, v, context, direction, layout, geometry)
+    keys = [
+        _plan_key(q, k, v, context, direction, layout, geometry)
         for direction in (native.FORWARD, native.BACKWARD)
     ]
+    return [find_plan(key, q.device, geometry) for key in keys]

@@ -76,6 +76,22 @@ class Shape(NamedTuple):
     values: tuple[tuple[str, float], ...] = ()
 
 
+class PlanKey:
+    """Model, target and shape; remembers its hash, so that a second look-up is cheap."""
+
+    __slots__ = ("parts", "hash")
+
+    def __init__(self, model: Model, target: Target, shape: Shape):
+        self.parts = (model, target, shape)
+        self.hash = hash(self.parts)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, PlanKey) and self.parts == other.parts)
+
+
 class Cache(Generic[Value]):
     """The `bound` most recently used values by key. Threads may share it; two that miss at once
     both make the value and one of the two stays."""
@@ -182,7 +198,7 @@ class Plan(_Handle):
 
 
 # rota_arguments in its C layout: ten tensors, sink, d_sink, tensors, tensor_count.
-_ARGUMENTS = struct.Struct("Pqqq" * 10 + "PPPi4x")
+ARGUMENTS = struct.Struct("Pqqq" * 10 + "PPPi4x")
 NO_TENSOR = (0, 0, 0, 0)
 
 
@@ -196,7 +212,7 @@ def pack_arguments(
     """`tensors`: (address, batch, row and head stride) of q k v o lse d_o d_q d_k d_v d_lse."""
     address = c.addressof(named) if named_count else 0
     flat = [number for tensor in tensors for number in tensor]
-    return _ARGUMENTS.pack(*flat, sink, d_sink, address, named_count)
+    return ARGUMENTS.pack(*flat, sink, d_sink, address, named_count)
 
 
 def named_array(
@@ -312,17 +328,16 @@ def kernel(model: Model, target: Target) -> Kernel:
     return _kernels.get(key) or _kernels.put(key, Kernel(model, target))
 
 
-def cached_plan(model: Model, target: Target, shape: Shape) -> Plan | None:
-    return _plans.get((model, target, shape))
+def cached_plan(key: PlanKey) -> Plan | None:
+    return _plans.get(key)
 
 
-def make_plan(
-    model: Model, target: Target, shape: Shape, addresses: Sequence[int | None] = ()
-) -> Plan:
+def make_plan(key: PlanKey, addresses: Sequence[int | None] = ()) -> Plan:
     """Compiles if need be, plans and uploads; remembers the digest."""
+    model, target, shape = key.parts
     made = Plan(kernel(model, target), shape, addresses)
     _digests.add(made.digest)
-    return _plans.put((model, target, shape), made)
+    return _plans.put(key, made)
 
 
 def combine_digests(digests: Sequence[str]) -> str:

@@ -80,9 +80,8 @@ def model(**fields):
 
 def prepare(model, shape, direction=native.FORWARD, addresses=()):
     target = plans.Target(direction, CPU, 0, native.LAYOUT_ANY)
-    return plans.cached_plan(model, target, shape) or plans.make_plan(
-        model, target, shape, addresses
-    )
+    key = plans.PlanKey(model, target, shape)
+    return plans.cached_plan(key) or plans.make_plan(key, addresses)
 
 
 class Interface(unittest.TestCase):
@@ -129,7 +128,7 @@ class Interface(unittest.TestCase):
             self.assertEqual(getattr(native, name), int(values[name]), name)
 
     def test_packed_arguments_have_the_size_of_the_structure(self):
-        self.assertEqual(plans._ARGUMENTS.size, c.sizeof(native.Arguments))
+        self.assertEqual(plans.ARGUMENTS.size, c.sizeof(native.Arguments))
         packed = plans.pack_arguments([(i, i + 1, i + 2, i + 3) for i in range(1, 11)], 91, 92)
         read = native.Arguments.from_buffer_copy(packed)
         self.assertEqual((read.q.data, read.q.stride_head), (1, 4))
