@@ -170,11 +170,13 @@ def test_any_strides_have_the_same_bits(dtype):
         return t.requires_grad_()
 
     for how in ("heads first", "dim strided", "offset", "pitch"):
-        views = [odd(t, how) for t in (q, k, v)]
-        found = rota.attention(*views, mask="causal")
-        assert same_bits(found, o), how
-        gradients = torch.autograd.grad(found, views, odd(d_o, how).detach())
-        assert all(same_bits(a, b) for a, b in zip(gradients, wanted)), how
+        for which in ("q", "k", "v", "do", "qkvdo"):
+            views = [odd(t, how if name in which else "") for name, t in zip("qkv", (q, k, v))]
+            found = rota.attention(*views, mask="causal")
+            assert same_bits(found, o), (how, which)
+            d_view = odd(d_o, how if "do" in which else "").detach()
+            gradients = torch.autograd.grad(found, views, d_view)
+            assert all(same_bits(a, b) for a, b in zip(gradients, wanted)), (how, which)
     views = [odd(t, "batch expanded") for t in (q, k, v)]
     copies = [t.detach().clone() for t in views]
     assert same_bits(rota.attention(*views), rota.attention(*copies))
