@@ -11,10 +11,9 @@ import argparse
 import contextlib
 import time
 
+import rota
 import torch
 import torch.nn.functional as F
-
-import rota
 from rota import _plans
 
 

@@ -137,12 +137,14 @@ def plot(results, path):
     top = max(max(r["losses"][0]) for r in results.values())
     lowest, highest = 1e-9, max([1e-6] + [x for r in results.values() for x in r["apart"]])
 
-    def line(values, y, colour):
+    def line(values, y, colour, stroke):
         points = " ".join(
             f"{left + (width - left - 20) * i / max(steps - 1, 1):.1f},{y(v):.1f}"
             for i, v in enumerate(values)
         )
-        return f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>'
+        return (
+            f'<polyline fill="none" stroke="{colour}" stroke-width="{stroke}" points="{points}"/>'
+        )
 
     def difference_y(value):
         from math import log10
@@ -156,13 +158,16 @@ def plot(results, path):
         'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>',
         f'<text x="{left}" y="18">loss of the first run; {steps} steps</text>',
         f'<text x="{left}" y="{height + 50}">difference of the losses of two runs from one seed '
-        f"({highest:.0e} at the top, 0 at the bottom)</text>",
+        f"({highest:.0e} at the top, 0 at the bottom, logarithmic)</text>",
         f'<text x="8" y="34">{top:.1f}</text><text x="8" y="{height}">0</text>',
     ]
     for row, (name, result) in enumerate(results.items()):
         colour, verdict = colours[name], "same bits" if result["same"] else "differ"
-        parts.append(line(result["losses"][0], lambda v: height - (height - 30) * v / top, colour))
-        parts.append(line(result["apart"], difference_y, colour))
+        stroke = 4 - 2.5 * row  # the first stays visible under the second
+        parts.append(
+            line(result["losses"][0], lambda v: height - (height - 30) * v / top, colour, stroke)
+        )
+        parts.append(line(result["apart"], difference_y, colour, stroke))
         parts.append(
             f'<text x="{width - 190}" y="{40 + 18 * row}" fill="{colour}">{name}: two runs '
             f"{verdict}</text>"

@@ -95,6 +95,18 @@ def test_compile_packed_with_tensors_and_drop_ins():
     assert same_bits(compiled(q, k, v, offsets), layer(q, k, v, offsets))
 
 
+def test_export():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return rota.attention(q, k, v, mask="causal")
+
+    q, k, v = (t.detach() for t in random_inputs(1, 33, 33, 2, 2, 16))
+    length = torch.export.Dim("length", min=2)
+    exported = torch.export.export(Layer(), (q, k, v), dynamic_shapes=[{1: length}] * 3)
+    q, k, v = (t.detach() for t in random_inputs(1, 50, 50, 2, 2, 16))
+    assert same_bits(exported.module()(q, k, v), Layer()(q, k, v))
+
+
 def test_autocast():
     q, k, v = random_inputs(1, 20, 20, 2, 2, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
