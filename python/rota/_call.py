@@ -290,16 +290,15 @@ def _launch(
     views: Sequence[tuple[int, int, int, int]],
     d_sink: Optional[Tensor] = None,
 ) -> None:
-    sink = context.sink.data_ptr() if context.sink is not None else 0
+    sink = context.sink.contiguous() if context.sink is not None else None
     passed = [
         (name, native.FP32, tensor.shape, tensor.stride(), tensor.data_ptr())
         for name, tensor in zip(context.names.split(","), context.tensors)
         if tensor.is_floating_point()
     ]
     named = named_array(passed) if passed else None
-    packed = pack_arguments(
-        views, sink, d_sink.data_ptr() if d_sink is not None else 0, named, len(passed)
-    )
+    at, d_at = (0 if t is None else t.data_ptr() for t in (sink, d_sink))
+    packed = pack_arguments(views, at, d_at, named, len(passed))
     _enqueue(plan, q.device, packed)
 
 
