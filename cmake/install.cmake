@@ -22,3 +22,8 @@ file(RELATIVE_PATH ROTA_PC_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /pre
 string(REGEX REPLACE "/$" "" ROTA_PC_PREFIX "${ROTA_PC_PREFIX}")
 configure_file(cmake/rota.pc.in ${CMAKE_BINARY_DIR}/rota.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/rota.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# The Python package carries its own copy (pyproject.toml), under a name without a version: wheels hold no links.
+add_custom_target(python_library) # "rota" alone would name the command's file to Ninja
+add_dependencies(python_library rota)
+install(FILES $<TARGET_FILE:rota> DESTINATION rota RENAME librota.so COMPONENT python EXCLUDE_FROM_ALL)

@@ -1,0 +1,203 @@
+"""Trains a small GPT twice from the same seed, with Rota's attention and with PyTorch's, and says
+whether losses and weights are the same bit for bit.
+
+    python examples/train_gpt.py                 # on a CPU, about a minute
+    python examples/train_gpt.py --device cuda   # on a GPU, at a realistic size
+
+The text is Python's own language reference, which every Python carries (pydoc_data.topics). All
+settings but the attention are the same in all runs. Writes a plot (SVG) and the figures (JSON).
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+
+# One workspace per stream: what cuBLAS needs for its results to repeat.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# On a CPU that others use too, threads that spin while they wait cost half the speed.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import rota
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SIZES = {
+    "cpu": dict(layers=2, width=128, heads=4, context=128, batch=8, steps=100),
+    "cuda": dict(layers=12, width=768, heads=12, context=2048, batch=16, steps=300),
+}
+
+
+def rota_attention(q, k, v):
+    return rota.attention(q, k, v, mask="causal")  # the one line
+
+
+def torch_attention(q, k, v):
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, attention):
+        super().__init__()
+        self.heads, self.attention = heads, attention
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x):
+        qkv = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1))
+        x = x + self.out(self.attention(*qkv.unbind(2)).flatten(2))
+        return x + self.mlp(self.norm_2(x))
+
+
+class GPT(nn.Module):
+    """Over bytes: no tokeniser to fetch."""
+
+    def __init__(self, layers, width, heads, context, attention):
+        super().__init__()
+        self.token, self.place = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, attention) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+
+    def forward(self, tokens):
+        x = self.token(tokens) + self.place.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def text():
+    whole = "\n".join(topics[name] for name in sorted(topics))
+    return torch.frombuffer(bytearray(whole.encode()), dtype=torch.uint8).long()
+
+
+def weights_hash(model):
+    """Of every bit of every weight."""
+    digest = hashlib.sha256()
+    for weight in model.parameters():
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def train(attention, size, device, data, seed=0):
+    """Returns the losses, the hash of the final weights, the weights, and seconds per step."""
+    torch.manual_seed(seed)
+    shape = {name: size[name] for name in ("layers", "width", "heads", "context")}
+    model = GPT(**shape, attention=attention).to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    order = torch.Generator().manual_seed(seed)
+    losses, started = [], time.perf_counter()
+    for step in range(size["steps"]):
+        starts = torch.randint(len(data) - size["context"] - 1, (size["batch"],), generator=order)
+        rows = torch.stack([data[s : s + size["context"] + 1] for s in starts]).to(device)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            logits = model(rows[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        losses.append(loss.detach())
+    losses = torch.stack(losses).tolist()
+    weights = [w.detach().cpu() for w in model.parameters()]
+    return losses, weights_hash(model), weights, (time.perf_counter() - started) / size["steps"]
+
+
+def compare(name, attention, size, device, data):
+    """Two runs of the same training, and what differs between them."""
+    (first, hash_1, weights_1, seconds), (second, hash_2, weights_2, _) = (
+        train(attention, size, device, data) for _ in range(2)
+    )
+    drift = max((a - b).abs().max().item() for a, b in zip(weights_1, weights_2))
+    apart = [abs(a - b) for a, b in zip(first, second)]
+    same = hash_1 == hash_2 and first == second
+    print(f"{name:6} loss {first[0]:.4f} -> {first[-1]:.4f}, {1e3 * seconds:.1f} ms a step")
+    print(f"       first run  {hash_1[:32]}\n       second run {hash_2[:32]}")
+    if same:
+        print("       losses and weights are the same bit for bit")
+    else:
+        at = next((i for i, x in enumerate(apart) if x), len(apart))
+        print(f"       they DIFFER: losses from step {at}, weights by up to {drift:.3g}")
+    return dict(losses=[first, second], hashes=[hash_1, hash_2], apart=apart, drift=drift,
+                same=same, seconds_per_step=seconds)  # fmt: skip
+
+
+def plot(results, path):
+    """Losses above, the two runs' difference below (logarithmic), as SVG."""
+    colours = {"rota": "#1f6fb4", "torch": "#d1602a"}
+    width, height, left = 640, 190, 60
+    steps = max(len(r["apart"]) for r in results.values())
+    top = max(max(r["losses"][0]) for r in results.values())
+    lowest, highest = 1e-9, max([1e-6] + [x for r in results.values() for x in r["apart"]])
+
+    def line(values, y, colour, stroke):
+        points = " ".join(
+            f"{left + (width - left - 20) * i / max(steps - 1, 1):.1f},{y(v):.1f}"
+            for i, v in enumerate(values)
+        )
+        return (
+            f'<polyline fill="none" stroke="{colour}" stroke-width="{stroke}" points="{points}"/>'
+        )
+
+    def difference_y(value):
+        from math import log10
+
+        span = log10(highest) - log10(lowest)
+        share = (log10(max(value, lowest)) - log10(lowest)) / span
+        return 2 * height + 30 - share * (height - 30)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {2 * height + 60}" '
+        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{left}" y="18">loss of the first run; {steps} steps</text>',
+        f'<text x="{left}" y="{height + 50}">difference of the losses of two runs from one seed '
+        f"({highest:.0e} at the top, 0 at the bottom, logarithmic)</text>",
+        f'<text x="8" y="34">{top:.1f}</text><text x="8" y="{height}">0</text>',
+    ]
+    for row, (name, result) in enumerate(results.items()):
+        colour, verdict = colours[name], "same bits" if result["same"] else "differ"
+        stroke = 4 - 2.5 * row  # the first stays visible under the second
+        parts.append(
+            line(result["losses"][0], lambda v: height - (height - 30) * v / top, colour, stroke)
+        )
+        parts.append(line(result["apart"], difference_y, colour, stroke))
+        parts.append(
+            f'<text x="{width - 190}" y="{40 + 18 * row}" fill="{colour}">{name}: two runs '
+            f"{verdict}</text>"
+        )
+    path.write_text("\n".join([*parts, "</svg>\n"]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", choices=SIZES, default="cpu")
+    for name in SIZES["cpu"]:
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--output", type=Path, default=Path("train_gpt"))
+    options = parser.parse_args()
+    size = dict(SIZES[options.device])
+    size.update({n: getattr(options, n) for n in size if getattr(options, n) is not None})
+    print(f"torch {torch.__version__}, rota {rota.version()}, {options.device}, {size}")
+
+    data = text()
+    results = {
+        name: compare(name, attention, size, options.device, data)
+        for name, attention in (("rota", rota_attention), ("torch", torch_attention))
+    }
+    print(f"rota digest of all plans: {rota.digest()}")
+    figures = dict(size=size, device=options.device, torch=torch.__version__, results=results)
+    options.output.with_suffix(".json").write_text(json.dumps(figures, indent=1))
+    plot(results, options.output.with_suffix(".svg"))
+    print(f"wrote {options.output.with_suffix('.svg')} and {options.output.with_suffix('.json')}")
+    raise SystemExit(0 if results["rota"]["same"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""The same on a GPU: against the fp32 CPU device and against PyTorch's own kernels; streams, CUDA
+graphs, devices, allocations. Skipped, loudly, without one."""
+
+import pytest
+import rota
+import torch
+import torch.nn.functional as F
+from conftest import close, doubles, random_inputs, reference, same_bits
+from rota import _plans
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+def on_gpu(*shape, dtype=torch.bfloat16, **options):
+    tensors = random_inputs(*shape, dtype=dtype, **options)
+    return [t.detach().cuda().requires_grad_() for t in tensors]
+
+
+def gradients(o, inputs, d_o):
+    return torch.autograd.grad(o, inputs, d_o, retain_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+@pytest.mark.parametrize("dim", [64, 128, 80, 33, 256])
+@pytest.mark.parametrize("mask", ["causal", "causal & (window(100, 0) | sinks(4))", None])
+def test_against_the_cpu_device(dtype, dim, mask):
+    q, k, v = on_gpu(2, 300, 333, 4, 2, dim, dtype=dtype)
+    o, lse = rota.attention(q, k, v, mask=mask, return_lse=True)
+    host = [t.detach().float().cpu().requires_grad_() for t in (q, k, v)]
+    wanted, wanted_lse = rota.attention(*host, mask=mask, return_lse=True)
+    close(o.cpu(), wanted)
+    close(lse.cpu(), wanted_lse, dtype)
+    d_o = torch.randn_like(o)
+    exact = torch.autograd.grad(wanted, host, d_o.float().cpu())
+    first = gradients(o, (q, k, v), d_o)
+    for found, right in zip(first, exact):
+        close(found.cpu(), right, factor=2)
+    for _ in range(5):
+        again = gradients(o, (q, k, v), d_o)
+        assert all(same_bits(a, b) for a, b in zip(first, again))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("lengths", [(1024, 1024), (129, 700)])
+def test_against_sdpa(dtype, lengths):
+    q, k, v = on_gpu(2, *lengths, 8, 8, 128, dtype=dtype)
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    found = rota.scaled_dot_product_attention(*turned, is_causal=True)
+    wanted = F.scaled_dot_product_attention(*turned, is_causal=True)
+    close(found, wanted)
+    d_o = torch.randn_like(found)
+    for a, b in zip(gradients(found, (q, k, v), d_o), gradients(wanted, (q, k, v), d_o)):
+        close(a, b, factor=2)
+
+
+def test_against_flash_attn():
+    flash = pytest.importorskip("flash_attn")
+    q, k, v = on_gpu(2, 500, 600, 8, 2, 64)
+    for options in (dict(causal=True), dict(window_size=(100, 20)), dict(softcap=20.0),
+                    dict(causal=True, alibi_slopes=torch.rand(8, device="cuda"))):  # fmt: skip
+        found = rota.flash_attn_func(q, k, v, **options)
+        wanted = flash.flash_attn_func(q, k, v, **options)
+        close(found, wanted)
+        d_o = torch.randn_like(found)
+        for a, b in zip(gradients(found, (q, k, v), d_o), gradients(wanted, (q, k, v), d_o)):
+            close(a, b, factor=2)
+
+
+def test_against_flex_attention():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+    def documents(b, h, q, k):
+        return (q // 300 == k // 300) & (q >= k)
+
+    block_mask = flex.create_block_mask(documents, None, None, 1024, 1024)
+    partial = 'causal & where("q // 300 == k // 300")'
+    q, k, v = on_gpu(1, 1024, 1024, 4, 4, 64)
+    found = rota.attention(q, k, v, mask=rota.from_block_mask(block_mask, partial=partial))
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    wanted = torch.compile(flex.flex_attention)(*turned, block_mask=block_mask)
+    close(found, wanted.transpose(1, 2))
+
+
+def test_packed_score_tensor_sink_and_gpu_offsets():
+    q, k, v = (t[0].detach().requires_grad_() for t in on_gpu(1, 700, 700, 4, 2, 64))
+    offsets = torch.tensor([0, 100, 420, 700], dtype=torch.int32, device="cuda")
+    slope = torch.rand(4, device="cuda")
+    sink = torch.randn(4, device="cuda", requires_grad=True)
+    o = rota.attention(q, k, v, "causal", "alibi", {"slope": slope}, sink=sink,
+                       cu_seqlens_q=offsets, cu_seqlens_k=offsets)  # fmt: skip
+    d_o = torch.randn_like(o)
+    found = gradients(o, (q, k, v, sink), d_o)
+    for begin, end in ((0, 100), (100, 420), (420, 700)):
+        wide = doubles(*(t[None, begin:end] for t in (q, k, v)))
+        i = torch.arange(end - begin, device="cuda")
+        steep = slope.double()[:, None, None] * (i[:, None] - i).abs()
+        wanted, _ = reference(
+            *wide, i <= i[:, None], score=lambda s: s - steep, sink=sink.double()
+        )
+        close(o[begin:end], wanted[0])
+        exact = torch.autograd.grad(wanted, wide, d_o[None, begin:end].double())
+        for a, b in zip(found, exact):
+            close(a[begin:end], b[0], factor=2)
+    assert all(same_bits(a, b) for a, b in zip(found, gradients(o, (q, k, v, sink), d_o)))
+
+
+def test_any_strides_and_alignments():
+    q, k, v = on_gpu(2, 200, 200, 4, 4, 64)
+    o = rota.attention(q, k, v, mask="causal")
+    odd = [torch.cat((t.new_zeros(1), t.detach().flatten()))[1:].view(t.shape) for t in (q, k, v)]
+    close(rota.attention(*odd, mask="causal"), o)
+    fused = torch.stack((q, k, v), 2).detach().requires_grad_()
+    assert same_bits(rota.flash_attn_qkvpacked_func(fused, causal=True), o)
+    # The same call again, aligned and not, by recipe.
+    assert same_bits(rota.attention(q, k, v, mask="causal"), o)
+    close(rota.attention(*odd, mask="causal"), o)
+
+
+def test_current_stream_is_used():
+    q, k, v = on_gpu(1, 512, 512, 4, 4, 64)
+    wanted = rota.attention(q, k, v, mask="causal")
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream), torch.no_grad():
+        torch.cuda._sleep(200_000_000)  # about 0.1 s: whoever does not wait reads zeros
+        late.copy_(q)
+        found = rota.attention(late, k, v, mask="causal")
+        total = found.clone()
+    stream.synchronize()
+    assert same_bits(total, wanted)
+
+
+def test_calls_neither_synchronise_nor_copy():
+    q, k, v = on_gpu(1, 512, 512, 4, 4, 64)
+    ids = torch.zeros(1, 512, dtype=torch.int32, device="cuda")
+    d_o = torch.randn_like(q)
+
+    def step():
+        o = rota.attention(q, k, v, mask="causal & document", tensors={"document": ids})
+        torch.autograd.grad(o, (q, k, v), d_o)
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_change_of_a_gpu_mask_tensor_is_seen():
+    q, k, v = on_gpu(1, 256, 256, 2, 2, 64)
+    ids = torch.zeros(1, 256, dtype=torch.int32, device="cuda")
+    before = rota.attention(q, k, v, mask="document", tensors={"document": ids})
+    ids[:, 100:] = 1
+    after = rota.attention(q, k, v, mask="document", tensors={"document": ids})
+    assert not same_bits(before, after)
+    assert same_bits(
+        after, rota.attention(q, k, v, mask="document", tensors={"document": ids.cpu()})
+    )
+
+
+def test_graph_capture_after_a_warm_up():
+    q, k, v = on_gpu(1, 384, 384, 4, 4, 64)
+    d_o = torch.randn_like(q)
+
+    def step():
+        o = rota.attention(q, k, v, mask="causal")
+        return (o, *torch.autograd.grad(o, (q, k, v), d_o))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    plans = [plan for plan in _plans._plans.entries.values() if plan.pinned]
+    assert len(plans) >= 2
+    for seed in range(20):
+        with torch.no_grad():
+            q.copy_(torch.randn(q.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        assert all(same_bits(a, b) for a, b in zip(results, step()))
+
+
+def test_first_call_inside_a_capture_is_refused_and_the_capture_survives():
+    q, k, v = (t.detach() for t in on_gpu(1, 77, 91, 2, 2, 64))
+    graph, x = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+    with torch.cuda.graph(graph):
+        with pytest.raises(rota.NotPrepared, match="captur"):
+            rota.attention(q, k, v, mask="causal & window(33, 0)")
+        x += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert x.tolist() == [1.0] * 4
+
+
+def test_evicted_plans_wait_for_their_launches(monkeypatch):
+    monkeypatch.setattr(_plans._plans, "bound", 4)
+    inputs = [[t.detach() for t in on_gpu(1, n, n, 4, 4, 64)] for n in range(100, 140)]
+    wanted = [rota.attention(*qkv, mask="causal").clone() for qkv in inputs]
+    torch.cuda._sleep(100_000_000)
+    found = [rota.attention(*qkv, mask="causal") for qkv in inputs]
+    assert all(same_bits(a, b) for a, b in zip(found, wanted))
+
+
+def test_compile():
+    def layer(q, k, v):
+        return rota.attention(2 * q, k, v, mask="causal").square()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    for length in (100, 200, 300):
+        q, k, v = on_gpu(1, length, length, 2, 2, 64)
+        o = compiled(q, k, v)
+        close(o, layer(q, k, v))
+        assert all(g.isfinite().all() for g in torch.autograd.grad(o.sum(), (q, k, v)))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_another_device_than_the_current():
+    q, k, v = on_gpu(1, 200, 200, 2, 2, 64)
+    wanted = rota.attention(q, k, v, mask="causal")
+    moved = [t.detach().to("cuda:1").requires_grad_() for t in (q, k, v)]
+    found = rota.attention(*moved, mask="causal")
+    assert found.device.index == 1 and torch.cuda.current_device() == 0
+    assert same_bits(found.cpu(), wanted.cpu())
+    found.sum().backward()
+    assert all(t.grad.isfinite().all() for t in moved)
