@@ -8,91 +8,32 @@ call.forward(); call.backward(d_o)   # asynchronous on torch's current stream
 """
 
 import ctypes as c
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import torch
+
+
+def _binding():
+    """The structures of rota.h, from the Python package's ctypes layer, which needs no torch."""
+    path = Path(__file__).resolve().parent.parent / "python" / "rota" / "_library.py"
+    spec = importlib.util.spec_from_file_location("rota_binding", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_layer = _binding()
+Tensor, NamedTensor, NamedValue = _layer.Tensor, _layer.NamedTensor, _layer.NamedValue
+Lengths, Arguments, PlanRequest = _layer.Lengths, _layer.Arguments, _layer.PlanRequest
+KernelRequest, KernelInfo = _layer.KernelRequest, _layer.KernelInfo
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.int32: 3}
 FORWARD, BACKWARD = 0, 1
 AUTO, CUDA, CPU = 0, 1, 2
-
-
-def struct(name, /, **fields):
-    return type(name, (c.Structure,), {"_fields_": list(fields.items())})
-
-
-Tensor = struct(
-    "Tensor", data=c.c_void_p, stride_batch=c.c_int64, stride_row=c.c_int64, stride_head=c.c_int64
-)
-NamedTensor = struct(
-    "NamedTensor",
-    name=c.c_char_p,
-    dtype=c.c_int,
-    rank=c.c_int32,
-    size=c.c_int64 * 4,
-    stride=c.c_int64 * 4,
-    data=c.c_void_p,
-)
-NamedValue = struct("NamedValue", name=c.c_char_p, value=c.c_double)
-Lengths = struct(
-    "Lengths",
-    batch=c.c_int32,
-    n_q=c.c_int32,
-    n_k=c.c_int32,
-    cu_seqlens_q=c.c_void_p,
-    cu_seqlens_k=c.c_void_p,
-    seqused_q=c.c_void_p,
-    seqused_k=c.c_void_p,
-)
-KernelRequest = struct(
-    "KernelRequest",
-    direction=c.c_int,
-    device=c.c_int,
-    device_ordinal=c.c_int32,
-    layout=c.c_int,
-    architecture=c.c_char_p,
-)
-KernelInfo = struct(
-    "KernelInfo",
-    device=c.c_int,
-    cache_hit=c.c_bool,
-    compile_seconds=c.c_double,
-    load_seconds=c.c_double,
-    cubin_bytes=c.c_size_t,
-    registers=c.c_int32,
-    spill_bytes=c.c_int32,
-    shared_bytes=c.c_int32,
-    architecture=c.c_char_p,
-    algorithm=c.c_char_p,
-    compile_log=c.c_char_p,
-)
-PlanRequest = struct(
-    "PlanRequest",
-    lengths=Lengths,
-    heads=c.c_int32,
-    kv_heads=c.c_int32,
-    tensors=c.POINTER(NamedTensor),
-    tensor_count=c.c_int32,
-    values=c.POINTER(NamedValue),
-    value_count=c.c_int32,
-)
-Arguments = struct(
-    "Arguments",
-    q=Tensor,
-    k=Tensor,
-    v=Tensor,
-    o=Tensor,
-    lse=Tensor,
-    d_o=Tensor,
-    d_q=Tensor,
-    d_k=Tensor,
-    d_v=Tensor,
-    d_lse=Tensor,
-    sink=c.c_void_p,
-    d_sink=c.c_void_p,
-    tensors=c.POINTER(NamedTensor),
-    tensor_count=c.c_int32,
-)
 
 
 def named_tensors(tensors, keep):

@@ -1,27 +1,7 @@
 #!/bin/sh
 # The command as a user meets it: exit statuses, messages, JSON, and source that is the same in every process and locale.
 # Usage: command.sh ROTA SOURCE_DIRECTORY
-rota=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
-source=$(cd "$2" && pwd)
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-export ROTA_CACHE_DIR="$scratch/cache"
-passed=0
-failed=0
-check() { # check NAME CONDITION...
-  name=$1
-  shift
-  if "$@" >/dev/null; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; fi
-}
-status() { # status EXPECTED COMMAND...
-  expected=$1
-  shift
-  "$@" >"$scratch/out" 2>"$scratch/err"
-  got=$?
-  [ $got -eq "$expected" ] || { echo "exit status $got, not $expected: $*"; cat "$scratch/err"; return 1; }
-}
-err_has() { grep -q -- "$1" "$scratch/err"; }
-out_has() { grep -q -- "$1" "$scratch/out"; }
+. "$(dirname "$0")/command_checks.sh"
 json() { python3 -m json.tool "$scratch/out"; }
 model='return rota.attention{head_dim = 64, heads = 4, kv_heads = 2, mask = causal & (window(100, 0) | sinks(4))}'
 
