@@ -15,7 +15,7 @@ say "1. A model: packed documents, each seen causally (queries, keys and values 
 grep -v '^--' "$model"
 
 say "2. What Rota found on this machine"
-"$rota" doctor | grep -v '^ ' || true
+"$rota" doctor | grep -v '^ ' | sed -e 's/ Tried:$//' -e '/^$/d'
 
 say "3. The generated CUDA, one self-contained file per direction"
 for direction in forward backward; do
