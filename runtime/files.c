@@ -43,13 +43,6 @@ static int make_directory(const char *path) {
   return error == EEXIST ? ENOTDIR : error;
 }
 
-int files_make_directories(const char *path) {
-  if (is_directory(path))
-    return 0;
-  int error = files_make_parents(path);
-  return error ? error : make_directory(path);
-}
-
 int files_make_parents(const char *path) {
   char *copy = memory_copy_string(path);
   if (!copy)

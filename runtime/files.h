@@ -9,8 +9,6 @@
 
 /* "FORMAT" formatted into fresh memory; NULL where that ran out. For paths. */
 char *files_path(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Makes a directory and its parents; an existing one is fine. */
-int files_make_directories(const char *path);
 /* Makes the parents of a file. */
 int files_make_parents(const char *path);
 /* Reads a regular file in an open directory, with a NUL after it. EISDIR if it is none; EFBIG if

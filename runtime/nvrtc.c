@@ -261,10 +261,6 @@ const int *nvrtc_architectures(const Nvrtc *nvrtc, size_t *count) {
   return *count ? nvrtc->library->architectures : NULL;
 }
 
-const char *nvrtc_places(const Nvrtc *nvrtc) {
-  return nvrtc->search.places.data ? nvrtc->search.places.data : "";
-}
-
 /* ---- Compiling ------------------------------------------------------------------------------ */
 
 /* Asked before compiling, because NVRTC's own words are "invalid value for --gpu-architecture". */

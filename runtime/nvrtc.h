@@ -31,8 +31,6 @@ const char *nvrtc_path(const Nvrtc *nvrtc);
 const char *nvrtc_version(const Nvrtc *nvrtc);
 int nvrtc_version_number(const Nvrtc *nvrtc); /* 13000 for 13.0 */
 const int *nvrtc_architectures(const Nvrtc *nvrtc, size_t *count);
-/* Where it was looked for, a line each; "" before the search. Borrowed from `nvrtc`. */
-const char *nvrtc_places(const Nvrtc *nvrtc);
 
 /* A program as NVRTC takes it: files[0] is compiled, the others are headers, included by their
  * exact names. */

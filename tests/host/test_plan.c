@@ -226,6 +226,22 @@ static void test_rows_longest_first_while_they_share_the_cache(void **state) {
   plan_case_free(&at);
 }
 
+/* 24,576 queries: Q and dO of two heads (6.7 MB each) would share the cache, with the fp32 sums of
+ * dQ (7.1 MB more each) they do not: one head after another. */
+static void test_sums_of_dq_take_their_share_of_the_cache(void **state) {
+  (void)state;
+  PlanCase at;
+  plan_case_create(&at, "ordered", NULL, NULL, 2, 2);
+  at.request.lengths = dense(1, 24576, 128);
+  Plan *plan = plan_case_good(&at);
+  const RotaItem *items = plan_section(plan, plan->chain_items);
+  assert_int_equal(plan->chain_items.count, 8);
+  for (int i = 0; i < 8; i++)
+    assert_int_equal(items[i].head, i / 4);
+  plan_destroy(plan);
+  plan_case_free(&at);
+}
+
 /* Ordered: (sequence, kv head) pairs of a wave take turns, each in its start order. Otherwise the
  * longest chain first. */
 static void test_chains_in_start_order_where_they_wait(void **state) {
@@ -552,6 +568,7 @@ int main(void) {
       cmocka_unit_test(test_items_are_complete),
       cmocka_unit_test(test_equal_planes_are_shared),
       cmocka_unit_test(test_rows_longest_first_while_they_share_the_cache),
+      cmocka_unit_test(test_sums_of_dq_take_their_share_of_the_cache),
       cmocka_unit_test(test_chains_in_start_order_where_they_wait),
       cmocka_unit_test(test_patterns_do_not_depend_on_the_batch),
       cmocka_unit_test(test_digest_covers_what_decides_bits),
