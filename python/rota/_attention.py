@@ -13,8 +13,10 @@ from . import _plans
 from ._call import DTYPES, Context, check_inputs, invalid, plans_of_call
 from ._masks import Mask
 from ._ops import attend
+from ._plain import attend_plainly
 
 Lengths = Union[Tensor, Sequence[int]]
+_LAYOUTS = ("bshd", "bhsd")
 
 
 def _lengths(given: Optional[Lengths]) -> Optional[Tensor]:
@@ -69,7 +71,7 @@ def _operands(
     layout: str = "bshd",
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Context]:
     """The operator's operands: tensors as [batch, row, head, dim], all else in order."""
-    if layout not in ("bshd", "bhsd"):
+    if layout not in _LAYOUTS:
         raise invalid(
             f"layout {layout!r}: 'bshd' (as flash-attn) or 'bhsd' (as torch) is expected"
         )
@@ -141,6 +143,25 @@ def attention(
     Returns o, or (o, lse) with lse float32 [batch, heads, tokens] or [heads, tokens].
     deterministic=False allows, but does not demand, a faster algorithm whose bits vary.
     """
+    if (
+        not torch.compiler.is_compiling()
+        and tensors is None
+        and values is None
+        and sink is None
+        and cu_seqlens_q is None
+        and cu_seqlens_k is None
+        and seqused_q is None
+        and seqused_k is None
+        and (mask is None or isinstance(mask, str))
+        and layout in _LAYOUTS
+        and scale != 0
+        and q.dim() == k.dim() == v.dim() == 4
+    ):
+        found = attend_plainly(
+            q, k, v, mask, score, scale, deterministic, layout == "bhsd", return_lse
+        )
+        if found is not None:
+            return found
     operands, context = _operands(
         q, k, v, mask, score, tensors, scale, deterministic,
         values=values, sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,

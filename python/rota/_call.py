@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch import Tensor
 from . import _library as native
 from ._host import HostCopy, host_copy
 from ._plans import (
-    ARGUMENTS,
     NO_TENSOR,
     Model,
     NamedTensor,
@@ -27,6 +26,7 @@ from ._plans import (
     Shape,
     Target,
     cached_plan,
+    condemn,
     make_plan,
     named_array,
     pack_arguments,
@@ -35,6 +35,10 @@ from ._plans import (
 DTYPES = {torch.bfloat16: native.BF16, torch.float16: native.FP16, torch.float32: native.FP32}
 
 _check_determinism = False
+
+
+def checks_determinism() -> bool:
+    return _check_determinism
 
 
 def set_deterministic_check(enabled: bool) -> None:
@@ -267,20 +271,31 @@ def find_plan(key: PlanKey, device: torch.device, geometry: _Geometry) -> Plan:
     return plan
 
 
-def _current_stream(device: torch.device) -> int:
+def current_stream(device: torch.device) -> int:
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times faster, if it is there
     return raw(device.index) if raw else torch.cuda.current_stream(device).cuda_stream
 
 
-def _note_use(plan: Plan, device: torch.device, stream: int) -> None:
+# Stream ids of torch's own streams, which live as long as the process, are small; one that the
+# caller made goes by its address.
+_OWN_STREAMS = 1 << 20
+_is_capturing = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+
+
+def note_use(plan: Plan, device: torch.device, stream: int) -> None:
     """So that the plan outlives its launches: graphs for good, streams until they are done."""
-    if torch.cuda.is_current_stream_capturing():
+    if _is_capturing():
         plan.pinned = True
-        return
-    event = plan.uses.get(stream)
-    if event is None:
-        event = plan.uses[stream] = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
+    else:
+        use = plan.uses.get(stream)
+        if use is None or not hasattr(use, "record_event"):
+            current = torch.cuda.current_stream(device)
+            own = current.stream_id < _OWN_STREAMS
+            plan.uses[stream] = current if own else current.record_event(use)
+    if plan.dropped:
+        condemn(plan)
 
 
 def _launch(
@@ -308,9 +323,9 @@ def _enqueue(plan: Plan, device: torch.device, packed: bytes) -> None:
         # The caching allocator aligns to 512 bytes, and hands memory freed here out in the
         # stream's order.
         workspace = torch.empty(size, dtype=torch.uint8, device=device)
-        stream = _current_stream(device)
+        stream = current_stream(device)
         plan.run(packed, workspace.data_ptr(), size, stream)
-        _note_use(plan, device, stream)
+        note_use(plan, device, stream)
     elif size == 0:
         plan.run(packed, 0, 0)
     else:
@@ -319,48 +334,20 @@ def _enqueue(plan: Plan, device: torch.device, packed: bytes) -> None:
         plan.run(packed, address + -address % 256, size)
 
 
-# ---- The short way --------------------------------------------------------------------------
+# ---- Runs -----------------------------------------------------------------------------------
 
 
-class _Recipe(NamedTuple):
-    """What is the same in every plain call (no offsets, used lengths, tensors, sink) with the same
-    shapes and strides, so that such calls need not work it out again."""
+class Made(NamedTuple):
+    """What a run went by, for those who want to repeat it."""
 
-    key: PlanKey
-    address_mask: int  # 15: made for aligned tensors, an odd address needs another plan
-    strides: tuple[tuple[int, int, int, int], ...]  # of pack_arguments; the address is 0
-
-
-_recipes: dict[Any, _Recipe] = {}
-_RECIPES_KEPT = 1024
-
-
-def _is_plain(context: Context) -> bool:
-    return (
-        context.cu_seqlens_q is None
-        and context.sink is None
-        and not context.names
-        and context.seqused_q is None
-        and context.seqused_k is None
-    )
-
-
-def _keep_recipe(signature: Any, key: PlanKey, views: Sequence[tuple[int, int, int, int]]) -> None:
-    """`views` of the call just made; unless an odd address made it take the slower layout."""
-    aligned = key.parts[1].layout == native.LAYOUT_ALIGNED
-    if not aligned and any(view[0] % 16 for view in views):
-        return
-    if len(_recipes) >= _RECIPES_KEPT:
-        _recipes.clear()
-    strides = tuple((0, *view[1:]) for view in views)
-    _recipes[signature] = _Recipe(key, 15 if aligned else 0, strides)
+    plan: Plan
+    views: Sequence[tuple[int, int, int, int]]  # all ten of pack_arguments
+    layout: int
+    copied: bool  # some input's strides did not serve
 
 
 def _on_own_device(tensor: Tensor) -> bool:
     return not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
-
-
-# ---- Runs -----------------------------------------------------------------------------------
 
 
 def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -371,22 +358,16 @@ def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    return forward_once(q, k, v, context)[:2]
+
+
+def forward_once(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Made]:
     if not _on_own_device(q):
         with torch.cuda.device(q.device):
-            return run_forward(q, k, v, context)
-    signature = None
-    if _is_plain(context):
-        signature = (
-            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype,
-            v.dtype, q.device, k.device, v.device, context[7:],
-        )  # fmt: skip
-        recipe = _recipes.get(signature)
-        if recipe is not None:
-            o, lse = empty_outputs(q, v)
-            if _run_again(recipe, (q, k, v, o), (lse,)):
-                return o, lse
+            return forward_once(q, k, v, context)
     check_inputs(q, k, v, context.cu_seqlens_q is not None, context.sink)
-    dense = _dense_dim(q), _dense_dim(k), _dense_dim(v)
+    given = (q, k, v)
+    dense = [_dense_dim(t) for t in given]
     geometry = _geometry(q, k, context)
     o, lse = empty_outputs(q, v)
     if not geometry.q_covered:
@@ -398,30 +379,7 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tens
     plan = find_plan(key, q.device, geometry)
     views += [_view_lse(lse), *(NO_TENSOR,) * 5]
     _launch(plan, q, context, views)
-    if signature is not None and dense[0] is q and dense[1] is k and dense[2] is v:
-        _keep_recipe(signature, key, views)
-    return o, lse
-
-
-def _run_again(recipe: _Recipe, elements: Sequence[Tensor], floats: Sequence[Tensor]) -> bool:
-    """One run by recipe; False if it does not fit or its plan was dropped. `elements` are the
-    tensors of q's dtype in the order of rota_arguments, `floats` (lse) comes fifth."""
-    plan = cached_plan(recipe.key)
-    if plan is None:
-        return False
-    addresses = [t.data_ptr() for t in elements]
-    bits = 0
-    for address in addresses:
-        bits |= address
-    if bits & recipe.address_mask:
-        return False
-    addresses.insert(4, floats[0].data_ptr())
-    addresses += [0] * (10 - len(addresses))
-    numbers: list[int] = []
-    for address, (_, batch, row, head) in zip(addresses, recipe.strides):
-        numbers += (address, batch, row, head)
-    _enqueue(plan, elements[0].device, ARGUMENTS.pack(*numbers, 0, 0, 0, 0))
-    return True
+    return o, lse, Made(plan, views, layout, any(a is not b for a, b in zip(given, dense)))
 
 
 def check_gradient(
@@ -447,7 +405,7 @@ def empty_gradients(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_sink
 
 
-def _backward(
+def backward_once(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -456,21 +414,10 @@ def _backward(
     d_o: Tensor,
     d_lse: Optional[Tensor],
     context: Context,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_q, d_k, d_v, d_sink = empty_gradients(q, k, v, context.sink)
-    signature = None
-    if d_lse is None and _is_plain(context):
-        signature = (
-            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), d_o.shape,
-            d_o.stride(), o.shape, o.stride(), lse.shape, lse.stride(), q.dtype, k.dtype, v.dtype,
-            d_o.dtype, o.dtype, lse.dtype, q.device, k.device, v.device, d_o.device, o.device,
-            lse.device, context[7:],
-        )  # fmt: skip
-        recipe = _recipes.get(signature)
-        if recipe is not None and _run_again(recipe, (q, k, v, o, d_o, d_q, d_k, d_v), (lse,)):
-            return d_q, d_k, d_v, d_sink
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Made]:
     check_inputs(q, k, v, context.cu_seqlens_q is not None, context.sink)
     check_gradient(d_o, d_lse, o, lse, q, v)
+    d_q, d_k, d_v, d_sink = empty_gradients(q, k, v, context.sink)
     given = (q, k, v, o, d_o)
     dense = [_dense_dim(t) for t in given]
     geometry = _geometry(q, k, context)
@@ -486,9 +433,8 @@ def _backward(
     last = _view_lse(d_lse) if d_lse is not None else NO_TENSOR
     views = (*elements[:4], _view_lse(lse), *elements[4:], last)
     _launch(plan, q, context, views, d_sink if context.sink is not None else None)
-    if signature is not None and all(a is b for a, b in zip(given, dense)):
-        _keep_recipe(signature, key, views)
-    return d_q, d_k, d_v, d_sink
+    made = Made(plan, views, layout, any(a is not b for a, b in zip(given, dense)))
+    return (d_q, d_k, d_v, d_sink), made
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -505,13 +451,14 @@ def run_backward(
     k: Tensor,
     v: Tensor,
     context: Context,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Made]:
+    """The gradients, run twice where set_deterministic_check asks for it."""
     if not _on_own_device(q):
         with torch.cuda.device(q.device):
             return run_backward(d_o, d_lse, o, lse, q, k, v, context)
-    results = _backward(q, k, v, o, lse, d_o, d_lse, context)
+    results, made = backward_once(q, k, v, o, lse, d_o, d_lse, context)
     if _check_determinism and not _capturing(q.device):
-        again = _backward(q, k, v, o, lse, d_o, d_lse, context)
+        again, _ = backward_once(q, k, v, o, lse, d_o, d_lse, context)
         for name, first, second in zip(("dq", "dk", "dv", "dsink"), results, again):
             if not _same_bits(first, second):
                 raise native.NondeterministicError(
@@ -520,7 +467,7 @@ def run_backward(
                     f"{list(q.shape)}, {q.dtype}, mask {context.mask or 'full'!r}, "
                     f"deterministic={context.deterministic})",
                 )
-    return results
+    return results, made
 
 
 # ---- Looking at a call ----------------------------------------------------------------------

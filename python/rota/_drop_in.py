@@ -71,8 +71,8 @@ def flash_attn_func(
     _refuse_dropout(dropout_p)
     score, tensors = _bias(softcap, alibi_slopes)
     mask = _window_mask(causal, window_size)
-    o, lse = attention(q, k, v, mask, score, tensors, softmax_scale, return_lse=True)
-    return (o, lse, None) if return_attn_probs else o
+    found = attention(q, k, v, mask, score, tensors, softmax_scale, return_lse=return_attn_probs)
+    return (*found, None) if return_attn_probs else found
 
 
 def flash_attn_qkvpacked_func(

@@ -159,7 +159,7 @@ Arguments = _struct(
 )
 
 # Function -> (result, arguments). Handles are void pointers; `out` parameters are byref'd ones.
-# rota_run takes its arguments as bytes: packing them costs a tenth of filling a Structure.
+# rota_run takes its arguments as bytes or an address: filling a Structure costs ten times as much.
 _OUT = c.POINTER(c.c_void_p)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rota_error_message": (c.c_char_p, ()),
@@ -186,7 +186,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rota_plan_digest": (None, (c.c_void_p, c.c_char_p)),
     "rota_plan_save": (c.c_int, (c.c_void_p, c.c_char_p)),
     "rota_plan_load": (c.c_int, (c.c_void_p, c.c_char_p, _OUT)),
-    "rota_run": (c.c_int, (c.c_void_p, c.c_char_p, c.c_void_p, c.c_size_t, c.c_void_p)),
+    "rota_run": (c.c_int, (c.c_void_p, c.c_void_p, c.c_void_p, c.c_size_t, c.c_void_p)),
 }
 
 _lock = threading.Lock()

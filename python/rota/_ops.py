@@ -19,6 +19,7 @@ from ._call import (
     run_backward,
     run_forward,
 )
+from ._plain import unobserved
 
 
 @torch.library.custom_op("rota::attention", mutates_args=(), device_types=("cpu", "cuda"))
@@ -78,7 +79,7 @@ def attention_backward_op(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sink, tensors,
         names, values, mask, score, scale, deterministic,
     )  # fmt: skip
-    return run_backward(d_o, d_lse, o, lse, q, k, v, context)
+    return run_backward(d_o, d_lse, o, lse, q, k, v, context)[0]
 
 
 @attention_backward_op.register_fake
@@ -125,24 +126,7 @@ attention_backward_op.register_autograd(_refuse)
 
 
 # ---- Without the dispatcher -----------------------------------------------------------------
-# A custom operator costs a few hundred microseconds a call in torch's Python. Where nobody looks
-# on (no tracing, no dispatch mode, no functorch transform), an autograd function does the same.
-
-_PLAIN = (Tensor, torch.nn.Parameter)
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
-_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
-
-
-def _unobserved(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return (
-        type(q) in _PLAIN
-        and type(k) in _PLAIN
-        and type(v) in _PLAIN
-        and _modes is not None
-        and _transforms is not None
-        and _modes() == 0
-        and _transforms() is None
-    )
+# As in _plain.py, for calls that have more tensors than q, k and v.
 
 
 class _Attention(torch.autograd.Function):
@@ -166,16 +150,16 @@ class _Attention(torch.autograd.Function):
         q, k, v, o, lse, *_ = ctx.saved_tensors
         d_o = torch.zeros_like(o) if d_o is None else d_o
         context: Context = ctx.context
-        if torch.is_grad_enabled() or not _unobserved(q, k, v):  # create_graph, or traced
+        if torch.is_grad_enabled() or not unobserved(q, k, v):  # create_graph, or traced
             found = attention_backward_op(d_o, d_lse, o, lse, q, k, v, *context)
         else:
-            found = run_backward(d_o, d_lse, o, lse, q, k, v, context)
+            found, _ = run_backward(d_o, d_lse, o, lse, q, k, v, context)
         return (*found[:3], found[3] if context.sink is not None else None, None)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
     """(o, lse), by the operator where it must be seen and directly where not."""
-    if torch.compiler.is_compiling() or not _unobserved(q, k, v):
+    if torch.compiler.is_compiling() or not unobserved(q, k, v):
         return attention_op(q, k, v, *context)
     if torch.is_grad_enabled():
         return _Attention.apply(q, k, v, context.sink, context)

@@ -94,7 +94,8 @@ class PlanKey:
 
 class Cache(Generic[Value]):
     """The `bound` most recently used values by key. Threads may share it; two that miss at once
-    both make the value and one of the two stays."""
+    both make the value and one of the two stays. A value that was used without being looked up
+    here says so by an attribute `fresh`, and is passed over once."""
 
     def __init__(self, bound: int, evicted: Callable[[Value], None] | None = None):
         self.bound, self.evicted = bound, evicted
@@ -114,7 +115,14 @@ class Cache(Generic[Value]):
             self.entries.move_to_end(key)
             out = []
             while len(self.entries) > self.bound:
-                out.append(self.entries.popitem(last=False)[1])
+                oldest, old = self.entries.popitem(last=False)
+                if old is value:
+                    self.entries[oldest] = old
+                elif getattr(old, "fresh", False):
+                    old.fresh = False  # type: ignore[attr-defined]
+                    self.entries[oldest] = old
+                else:
+                    out.append(old)
         for old in out:
             if self.evicted:
                 self.evicted(old)
@@ -179,19 +187,31 @@ class Plan(_Handle):
         library.rota_plan_digest(self.handle, digest)
         self.digest = digest.value.decode()
         self.pinned = False  # a CUDA graph replays it: never to be destroyed
-        self.uses: dict[int, Any] = {}  # stream -> event behind its latest launch there
+        self.dropped = False  # out of the cache; whoever still launches it must condemn it again
+        self.fresh = False  # launched since the cache last looked for something to drop
+        self.uses: dict[int, Any] = {}  # stream's address -> the stream, or an event in it
         self.run_native = library.rota_run
 
+    def retire(self) -> None:
+        """Puts an event behind all launches so far. Streams that outlive everything are kept as
+        such until now, since an event per launch costs as much as the launch."""
+        self.dropped = True
+        self.uses = {
+            at: use.record_event() if hasattr(use, "record_event") else use
+            for at, use in self.uses.copy().items()
+        }
+
     def busy(self) -> bool:
-        return any(not event.query() for event in list(self.uses.values()))
+        return any(not event.query() for event in self.uses.copy().values())
 
     def info(self) -> Any:
         info = native.PlanInfo()
         native.library().rota_plan_get_info(self.handle, c.byref(info))
         return info
 
-    def run(self, arguments: bytes, workspace: int, size: int, stream: int = 0) -> None:
-        """`arguments` from pack_arguments; all addresses must outlive the work on the stream."""
+    def run(self, arguments: bytes | int, workspace: int, size: int, stream: int = 0) -> None:
+        """`arguments`: from pack_arguments, or the address of such bytes. All addresses must
+        outlive the work on the stream."""
         status = self.run_native(self.handle, arguments, workspace, size, stream or None)
         if status:
             native.check(status)
@@ -311,15 +331,16 @@ def context() -> int:
 _condemned: list[Plan] = []  # evicted, but launches may still be in flight
 
 
-def _evict(plan: Plan) -> None:
-    """Drops what no launch needs any more; a plan in a CUDA graph stays for good."""
+def condemn(plan: Plan) -> None:
+    """Keeps a plan that left the cache until no launch needs it; one in a CUDA graph for good."""
+    plan.retire()
     with _context_lock:
         _condemned.append(plan)
         _condemned[:] = [old for old in _condemned if old.pinned or old.busy()]
 
 
 _kernels: Cache[Kernel] = Cache(KERNELS_KEPT)
-_plans: Cache[Plan] = Cache(PLANS_KEPT, _evict)
+_plans: Cache[Plan] = Cache(PLANS_KEPT, condemn)
 _digests: set[str] = set()
 
 

@@ -7,7 +7,8 @@ try:
     import torch
 except ImportError:
     torch = None
-    collect_ignore = ["test_attention.py", "test_operators.py", "test_drop_in.py", "test_cuda.py"]
+    collect_ignore = ["test_attention.py", "test_operators.py", "test_drop_in.py", "test_plain.py",
+                      "test_cuda.py"]  # fmt: skip
 
 
 def reference(q, k, v, allowed=None, scale=None, score=None, sink=None):

@@ -259,6 +259,24 @@ class Caching(unittest.TestCase):
         cache.put("c", 3)
         self.assertEqual((out, cache.get("b"), cache.get("a"), cache.get("c")), ([2], None, 1, 3))
 
+    def test_what_was_used_unseen_is_passed_over_once(self):
+        class Value:
+            fresh = False
+
+        values, out = [Value() for _ in range(4)], []
+        cache = plans.Cache(2, out.append)
+        cache.put(0, values[0])
+        cache.put(1, values[1])
+        values[0].fresh = True
+        cache.put(2, values[2])
+        self.assertEqual(out, [values[1]])
+        self.assertFalse(values[0].fresh)
+        for value in values:
+            value.fresh = True
+        cache.put(3, values[3])
+        self.assertEqual((len(out), len(cache.entries)), (2, 2))
+        self.assertIs(cache.get(3), values[3])
+
     def test_plans_are_made_once_and_bounded(self):
         shape = plans.Shape(1, 5, 5, 1, 1)
         self.assertIs(prepare(model(), shape), prepare(model(), shape))
@@ -280,13 +298,29 @@ class Caching(unittest.TestCase):
         event, captured, busy = Event(), Holder(), Holder()
         captured.pinned = True
         busy.uses = {0: event}
-        plans._evict(captured)
-        plans._evict(busy)
+        plans.condemn(captured)
+        plans.condemn(busy)
         self.assertEqual(plans._condemned[-2:], [captured, busy])
         event.done = True
-        plans._evict(Holder())
+        plans.condemn(Holder())
         self.assertEqual(plans._condemned, [captured])
         plans._condemned.clear()
+
+    def test_streams_are_asked_for_an_event_when_a_plan_is_dropped(self):
+        class Stream:
+            asked = 0
+
+            def record_event(self):
+                self.asked += 1
+                return self
+
+            def query(self):
+                return True
+
+        stream, plan = Stream(), Holder()
+        plan.uses = {7: stream}
+        plans.condemn(plan)
+        self.assertEqual((stream.asked, plan.dropped, plans._condemned), (1, True, []))
 
     def test_digests_tell_models_apart_and_repeat(self):
         shape = plans.Shape(1, 40, 40, 1, 1)
@@ -313,9 +347,9 @@ class Holder:
     """Looks like a plan to the eviction code."""
 
     def __init__(self):
-        self.pinned, self.uses = False, {}
+        self.pinned, self.dropped, self.uses = False, False, {}
 
-    busy = plans.Plan.busy
+    busy, retire = plans.Plan.busy, plans.Plan.retire
 
 
 if __name__ == "__main__":

@@ -1,0 +1,336 @@
+"""Plain calls: q, k, v and options, no other tensors. Most calls are, and are repeated with the
+same shapes thousands of times, so that what is the same each time is worked out once: a Recipe.
+What is left per call is to allocate outputs, write addresses into a block and hand it over.
+
+Nobody may look on here (see unobserved): a custom operator costs a few hundred microseconds a call
+in torch's Python, an autograd function a tenth of that.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import weakref
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _library as native
+from ._call import (
+    DTYPES,
+    Context,
+    Made,
+    checks_determinism,
+    current_stream,
+    forward_once,
+    note_use,
+    run_backward,
+)
+from ._plans import Plan, pack_arguments
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+
+
+def unobserved(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """No tracing, no dispatch mode, no functorch transform."""
+    return (
+        type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and _modes is not None
+        and _transforms is not None
+        and _modes() == 0
+        and _transforms() is None
+    )
+
+
+def _autocasts(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether autocast would change a dtype."""
+    kind = q.device.type
+    if not torch.is_autocast_enabled(kind):
+        return False
+    dtype = torch.get_autocast_dtype(kind)
+    return any(t.dtype in DTYPES and t.dtype is not dtype for t in (q, k, v))
+
+
+# ---- Recipes --------------------------------------------------------------------------------
+
+
+class _Block:
+    """rota_arguments in memory, for one run at a time."""
+
+    __slots__ = ("memory", "words", "address")
+
+    def __init__(self, template: bytes):
+        self.memory = bytearray(template)
+        self.words = memoryview(self.memory).cast("Q")
+        self.address = c.addressof(c.c_char.from_buffer(self.memory))
+
+
+class _Recipe:
+    """What is the same in every run with the same sizes and strides."""
+
+    __slots__ = (
+        "plan", "address_mask", "template", "spare", "device", "ordinal", "workspace", "outputs",
+    )  # fmt: skip
+
+    def __init__(self, made: Made, device: torch.device, outputs: Sequence[Tensor]):
+        aligned = made.layout == native.LAYOUT_ALIGNED
+        self.plan = weakref.ref(made.plan)
+        # Made for aligned tensors: an odd address needs another plan.
+        self.address_mask = 15 if aligned else 0
+        self.template = pack_arguments([(0, *view[1:]) for view in made.views])
+        self.spare: list[_Block] = []
+        self.device, self.ordinal = device, device.index if device.type == "cuda" else -1
+        self.workspace = made.plan.workspace_size
+        self.outputs = [(tuple(t.shape), t.stride()) for t in outputs]
+
+    def ready(self, addresses: int) -> Optional[Plan]:
+        """The plan if this recipe serves these addresses (all of them or-ed) now."""
+        if addresses & self.address_mask:
+            return None
+        plan = self.plan()
+        if plan is None or plan.dropped:
+            return None
+        if self.ordinal >= 0 and _current_device() != self.ordinal:
+            return None
+        plan.fresh = True
+        return plan
+
+    def block(self) -> _Block:
+        try:
+            return self.spare.pop()
+        except IndexError:
+            return _Block(self.template)
+
+    def run(self, plan: Plan, block: _Block) -> None:
+        size = self.workspace
+        if self.ordinal >= 0:
+            stream = current_stream(self.device)
+            memory = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
+            plan.run(block.address, memory.data_ptr() if memory is not None else 0, size, stream)
+            note_use(plan, self.device, stream)
+        elif size == 0:
+            plan.run(block.address, 0, 0)
+        else:
+            memory = torch.empty(size + 256, dtype=torch.uint8)
+            address = memory.data_ptr()
+            plan.run(block.address, address + -address % 256, size)
+        self.spare.append(block)
+
+
+_RECIPES_KEPT = 1024
+
+
+def _keep(
+    recipes: dict[Any, _Recipe], signature: Any, made: Made, q: Tensor, outputs: Sequence[Tensor]
+) -> None:
+    """Unless strides had to be mended, or an odd address made the run take the slower layout."""
+    odd = made.layout == native.LAYOUT_ANY and any(view[0] % 16 for view in made.views)
+    if made.copied or odd:
+        return
+    if len(recipes) >= _RECIPES_KEPT:
+        recipes.clear()
+    recipes[signature] = _Recipe(made, q.device, outputs)
+
+
+# ---- Calls ----------------------------------------------------------------------------------
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """Between [batch, head, row, dim] and [batch, row, head, dim]; no view as far as autograd can
+    see."""
+    return tensor.transpose(1, 2).data
+
+
+class Options:
+    """Of plain calls, with the recipes of those seen so far."""
+
+    __slots__ = ("context", "heads_first", "forwards", "backwards")
+
+    def __init__(self, context: Context, heads_first: bool):
+        self.context, self.heads_first = context, heads_first
+        self.forwards: dict[Any, _Recipe] = {}
+        self.backwards: dict[Any, _Recipe] = {}
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        signature = (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
+            q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        )  # fmt: skip
+        recipe = self.forwards.get(signature)
+        if recipe is None:
+            return self._forward_first(signature, q, k, v)
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        (size_o, stride_o), (size_lse, stride_lse) = recipe.outputs
+        o = torch.empty_strided(size_o, stride_o, dtype=q.dtype, device=recipe.device)
+        at_o = o.data_ptr()
+        plan = recipe.ready(at_q | at_k | at_v | at_o)
+        if plan is None:
+            return self._forward_first(signature, q, k, v)
+        lse = torch.empty_strided(size_lse, stride_lse, dtype=torch.float32, device=recipe.device)
+        block = recipe.block()
+        words = block.words
+        words[0], words[4], words[8], words[12] = at_q, at_k, at_v, at_o
+        words[16] = lse.data_ptr()
+        recipe.run(plan, block)
+        return o, lse
+
+    def _forward_first(
+        self, signature: Any, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self.heads_first:
+            turned = [_turned(t) for t in (q, k, v)]
+            o, lse, made = forward_once(turned[0], turned[1], turned[2], self.context)
+            o = _turned(o)
+        else:
+            o, lse, made = forward_once(q, k, v, self.context)
+        _keep(self.forwards, signature, made, q, (o, lse))
+        return o, lse
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Tensor
+    ) -> Sequence[Tensor]:
+        signature = (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
+            o.shape, o.stride(), lse.shape, lse.stride(), d_o.shape, d_o.stride(),
+            q.dtype, k.dtype, v.dtype, o.dtype, lse.dtype, d_o.dtype,
+            q.device, k.device, v.device, o.device, lse.device, d_o.device,
+        )  # fmt: skip
+        recipe = self.backwards.get(signature)
+        if recipe is None or checks_determinism():
+            return self.backward_first(signature, q, k, v, o, lse, d_o, None)
+        dtype, device = q.dtype, recipe.device
+        d_q, d_k, d_v = [
+            torch.empty_strided(size, stride, dtype=dtype, device=device)
+            for size, stride in recipe.outputs
+        ]
+        at = [t.data_ptr() for t in (q, k, v, o, d_o, d_q, d_k, d_v)]
+        a, b, e, f, g, h, i, j = at
+        plan = recipe.ready(a | b | e | f | g | h | i | j)
+        if plan is None:
+            return self.backward_first(signature, q, k, v, o, lse, d_o, None)
+        block = recipe.block()
+        words = block.words
+        words[0], words[4], words[8], words[12], words[16] = a, b, e, f, lse.data_ptr()
+        words[20], words[24], words[28], words[32] = g, h, i, j
+        recipe.run(plan, block)
+        return d_q, d_k, d_v
+
+    def backward_first(
+        self,
+        signature: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        d_o: Tensor,
+        d_lse: Optional[Tensor],
+    ) -> Sequence[Tensor]:
+        given = [d_o, o, q, k, v]
+        if self.heads_first:
+            given = [_turned(t) for t in given]
+        d_o, o, q, k, v = given
+        (*found, _), made = run_backward(d_o, d_lse, o, lse, q, k, v, self.context)
+        if self.heads_first:
+            found = [_turned(t) for t in found]
+        if signature is not None:
+            _keep(self.backwards, signature, made, q, found)
+        return found
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool
+    ) -> Any:
+        o, lse = options.forward(q, k, v)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.options = options
+        if not with_lse:
+            return o
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor] = None
+    ) -> Any:
+        if d_o is None and d_lse is None:
+            return None, None, None, None, None
+        q, k, v, o, lse = ctx.saved_tensors
+        d_o = torch.zeros_like(o) if d_o is None else d_o
+        options: Options = ctx.options
+        if torch.is_grad_enabled() or not unobserved(q, k, v):  # create_graph, or traced
+            return *_observed_backward(options, q, k, v, o, lse, d_o, d_lse), None, None
+        if d_lse is None:
+            d_q, d_k, d_v = options.backward(q, k, v, o, lse, d_o)
+        else:
+            d_q, d_k, d_v = options.backward_first(None, q, k, v, o, lse, d_o, d_lse)
+        return d_q, d_k, d_v, None, None
+
+
+def _observed_backward(
+    options: Options,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    d_o: Tensor,
+    d_lse: Optional[Tensor],
+) -> Sequence[Tensor]:
+    from ._ops import attention_backward_op
+
+    given = [d_o, o, q, k, v]
+    if options.heads_first:
+        given = [t.transpose(1, 2) for t in given]
+    d_o, o, q, k, v = given
+    found = attention_backward_op(d_o, d_lse, o, lse, q, k, v, *options.context)[:3]
+    return [t.transpose(1, 2) for t in found] if options.heads_first else found
+
+
+@lru_cache(maxsize=256)
+def _options(
+    mask: Optional[str],
+    score: Optional[str],
+    scale: Optional[float],
+    deterministic: bool,
+    heads_first: bool,
+) -> Options:
+    context = Context(
+        None, None, None, None, None, [], "", "", mask or "", score or "",
+        0.0 if scale is None else float(scale), bool(deterministic),
+    )  # fmt: skip
+    return Options(context, heads_first)
+
+
+def attend_plainly(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Optional[str],
+    score: Optional[str],
+    scale: Optional[float],
+    deterministic: bool,
+    heads_first: bool,
+    with_lse: bool,
+) -> Any:
+    """o, or (o, lse); None if the call must be seen (by a tracer) or changed (by autocast)."""
+    if not unobserved(q, k, v) or (_any_autocast() and _autocasts(q, k, v)):
+        return None
+    options = _options(mask, score, scale, deterministic, heads_first)
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    # A forward-mode derivative is refused there, by torch.
+    if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+        return _Attention.apply(q, k, v, options, with_lse)
+    o, lse = options.forward(q, k, v)
+    return (o, lse) if with_lse else o
