@@ -279,21 +279,21 @@ def current_stream(device: torch.device) -> int:
 # Stream ids of torch's own streams, which live as long as the process, are small; one that the
 # caller made goes by its address.
 _OWN_STREAMS = 1 << 20
-_is_capturing = getattr(
+is_capturing = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
 )
 
 
 def note_use(plan: Plan, device: torch.device, stream: int) -> None:
     """So that the plan outlives its launches: graphs for good, streams until they are done."""
-    if _is_capturing():
+    if is_capturing():
         plan.pinned = True
-    else:
-        use = plan.uses.get(stream)
-        if use is None or not hasattr(use, "record_event"):
-            current = torch.cuda.current_stream(device)
-            own = current.stream_id < _OWN_STREAMS
-            plan.uses[stream] = current if own else current.record_event(use)
+    elif stream not in plan.streams:
+        current = torch.cuda.current_stream(device)
+        if current.stream_id < _OWN_STREAMS:
+            plan.streams[stream] = current
+        else:
+            plan.events[stream] = current.record_event(plan.events.get(stream))
     if plan.dropped:
         condemn(plan)
 
@@ -402,7 +402,13 @@ def empty_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dSink is empty where there is no sink: an operator returns tensors only."""
     d_sink = q.new_empty((q.shape[-2] if sink is not None else 0,), dtype=torch.float32)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_sink
+    return _empty_gradient(q), _empty_gradient(k), _empty_gradient(v), d_sink
+
+
+def _empty_gradient(tensor: Tensor) -> Tensor:
+    """Strides in the order of the tensor's own, unless the head dim's would not be 1."""
+    made = torch.empty_like(tensor)
+    return made if made.stride(-1) == 1 else tensor.new_empty(tensor.shape)
 
 
 def backward_once(

@@ -138,6 +138,8 @@ def _four_dims(tensor: Tensor, lead: Sequence[int]) -> Tensor:
         return tensor[None, None]
     if tensor.dim() == 3:
         return tensor[:, None]  # torch calls this dimension a batch
+    if tensor.dim() == 4 and tensor.shape[0] == lead[0]:
+        return tensor  # a view would cost as much as the launch
     return tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4)
 
 
@@ -190,7 +192,9 @@ def scaled_dot_product_attention(
     rank = query.dim()
     if rank < 2 or key.dim() != rank or value.dim() != rank:
         raise invalid("query, key and value need the same number of dimensions, at least two")
-    lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    lead = query.shape[:-3]
+    if key.shape[:-3] != lead or value.shape[:-3] != lead:
+        lead = torch.broadcast_shapes(lead, key.shape[:-3], value.shape[:-3])
     q, k, v = (_four_dims(t, lead) for t in (query, key, value))
     if rank > 2 and not enable_gqa and q.shape[1] != k.shape[1]:
         raise invalid(

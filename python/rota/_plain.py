@@ -26,6 +26,7 @@ from ._call import (
     checks_determinism,
     current_stream,
     forward_once,
+    is_capturing,
     note_use,
     run_backward,
 )
@@ -79,9 +80,10 @@ class _Recipe:
 
     __slots__ = (
         "plan", "address_mask", "template", "spare", "device", "ordinal", "workspace", "outputs",
+        "strides", "metadata", "backwards",
     )  # fmt: skip
 
-    def __init__(self, made: Made, device: torch.device, outputs: Sequence[Tensor]):
+    def __init__(self, made: Made, device: torch.device):
         aligned = made.layout == native.LAYOUT_ALIGNED
         self.plan = weakref.ref(made.plan)
         # Made for aligned tensors: an odd address needs another plan.
@@ -90,7 +92,11 @@ class _Recipe:
         self.spare: list[_Block] = []
         self.device, self.ordinal = device, device.index if device.type == "cuda" else -1
         self.workspace = made.plan.workspace_size
-        self.outputs = [(tuple(t.shape), t.stride()) for t in outputs]
+        # (size, strides) of what is to be allocated; None: as empty_like makes it of the inputs.
+        self.outputs: Any = None
+        self.strides: Any = None  # of q, k and v
+        self.metadata: Any = None  # of q, k, v, o and lse
+        self.backwards: dict[Any, _Recipe] = {}  # by the strides of dO
 
     def ready(self, addresses: int) -> Optional[Plan]:
         """The plan if this recipe serves these addresses (all of them or-ed) now."""
@@ -114,9 +120,13 @@ class _Recipe:
         size = self.workspace
         if self.ordinal >= 0:
             stream = current_stream(self.device)
-            memory = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
-            plan.run(block.address, memory.data_ptr() if memory is not None else 0, size, stream)
-            note_use(plan, self.device, stream)
+            if size:
+                memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+                plan.run(block.address, memory.data_ptr(), size, stream)
+            else:
+                plan.run(block.address, 0, 0, stream)
+            if plan.dropped or stream not in plan.streams or is_capturing():
+                note_use(plan, self.device, stream)
         elif size == 0:
             plan.run(block.address, 0, 0)
         else:
@@ -129,16 +139,15 @@ class _Recipe:
 _RECIPES_KEPT = 1024
 
 
-def _keep(
-    recipes: dict[Any, _Recipe], signature: Any, made: Made, q: Tensor, outputs: Sequence[Tensor]
-) -> None:
+def _keep(recipes: dict[Any, _Recipe], key: Any, made: Made, q: Tensor) -> Optional[_Recipe]:
     """Unless strides had to be mended, or an odd address made the run take the slower layout."""
     odd = made.layout == native.LAYOUT_ANY and any(view[0] % 16 for view in made.views)
     if made.copied or odd:
-        return
+        return None
     if len(recipes) >= _RECIPES_KEPT:
         recipes.clear()
-    recipes[signature] = _Recipe(made, q.device, outputs)
+    recipe = recipes[key] = _Recipe(made, q.device)
+    return recipe
 
 
 # ---- Calls ----------------------------------------------------------------------------------
@@ -150,27 +159,37 @@ def _turned(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2).data
 
 
+def _metadata(*tensors: Tensor) -> list[Any]:
+    return [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+
+
+# A forward run by recipe: the recipe, and the addresses of q, k, v, o and lse.
+Trace = tuple[_Recipe, tuple[int, int, int, int, int]]
+
+
 class Options:
     """Of plain calls, with the recipes of those seen so far."""
 
-    __slots__ = ("context", "heads_first", "forwards", "backwards")
+    __slots__ = ("context", "heads_first", "recipes")
 
     def __init__(self, context: Context, heads_first: bool):
         self.context, self.heads_first = context, heads_first
-        self.forwards: dict[Any, _Recipe] = {}
-        self.backwards: dict[Any, _Recipe] = {}
+        self.recipes: dict[Any, _Recipe] = {}
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Optional[Trace]]:
         signature = (
             q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
             q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
         )  # fmt: skip
-        recipe = self.forwards.get(signature)
+        recipe = self.recipes.get(signature)
         if recipe is None:
             return self._forward_first(signature, q, k, v)
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        (size_o, stride_o), (size_lse, stride_lse) = recipe.outputs
-        o = torch.empty_strided(size_o, stride_o, dtype=q.dtype, device=recipe.device)
+        like_q, size_o, stride_o, size_lse, stride_lse = recipe.outputs
+        if like_q:
+            o = torch.empty_like(q)
+        else:
+            o = torch.empty_strided(size_o, stride_o, dtype=q.dtype, device=recipe.device)
         at_o = o.data_ptr()
         plan = recipe.ready(at_q | at_k | at_v | at_o)
         if plan is None:
@@ -179,54 +198,75 @@ class Options:
         block = recipe.block()
         words = block.words
         words[0], words[4], words[8], words[12] = at_q, at_k, at_v, at_o
-        words[16] = lse.data_ptr()
+        words[16] = at_lse = lse.data_ptr()
         recipe.run(plan, block)
-        return o, lse
+        return o, lse, (recipe, (at_q, at_k, at_v, at_o, at_lse))
 
     def _forward_first(
         self, signature: Any, q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, None]:
         if self.heads_first:
             turned = [_turned(t) for t in (q, k, v)]
             o, lse, made = forward_once(turned[0], turned[1], turned[2], self.context)
             o = _turned(o)
         else:
             o, lse, made = forward_once(q, k, v, self.context)
-        _keep(self.forwards, signature, made, q, (o, lse))
-        return o, lse
+        recipe = _keep(self.recipes, signature, made, q)
+        if recipe is not None:
+            like = torch.empty_like(q)
+            like_q = like.shape == o.shape and like.stride() == o.stride()
+            recipe.outputs = (like_q, tuple(o.shape), o.stride(), tuple(lse.shape), lse.stride())
+            recipe.strides = (q.stride(), k.stride(), v.stride())
+            recipe.metadata = _metadata(q, k, v, o, lse)
+        return o, lse, None
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Tensor
+        self,
+        trace: Optional[Trace],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        d_o: Tensor,
     ) -> Sequence[Tensor]:
-        signature = (
-            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
-            o.shape, o.stride(), lse.shape, lse.stride(), d_o.shape, d_o.stride(),
-            q.dtype, k.dtype, v.dtype, o.dtype, lse.dtype, d_o.dtype,
-            q.device, k.device, v.device, o.device, lse.device, d_o.device,
-        )  # fmt: skip
-        recipe = self.backwards.get(signature)
-        if recipe is None or checks_determinism():
-            return self.backward_first(signature, q, k, v, o, lse, d_o, None)
-        dtype, device = q.dtype, recipe.device
-        d_q, d_k, d_v = [
-            torch.empty_strided(size, stride, dtype=dtype, device=device)
-            for size, stride in recipe.outputs
-        ]
-        at = [t.data_ptr() for t in (q, k, v, o, d_o, d_q, d_k, d_v)]
-        a, b, e, f, g, h, i, j = at
+        if trace is None or checks_determinism():
+            return self.backward_first(None, q, k, v, o, lse, d_o, None)
+        forward, at_forward = trace
+        at = (q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr())
+        # The tensors of the forward run: q, k and v may only have got other strides. Others come
+        # from hooks: recomputed, or brought back from elsewhere.
+        if at == at_forward:
+            same = (q.stride(), k.stride(), v.stride()) == forward.strides
+        else:
+            same = _metadata(q, k, v, o, lse) == forward.metadata
+        if not same:
+            return self.backward_first(None, q, k, v, o, lse, d_o, None)
+        recipe = forward.backwards.get(d_o.stride())
+        if recipe is None:
+            return self.backward_first(forward, q, k, v, o, lse, d_o, None)
+        if recipe.outputs is None:
+            d_q, d_k, d_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        else:
+            d_q, d_k, d_v = [
+                torch.empty_strided(size, stride, dtype=q.dtype, device=recipe.device)
+                for size, stride in recipe.outputs
+            ]
+        a, b, e, f, at_lse = at
+        g, h, i, j = d_o.data_ptr(), d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr()
         plan = recipe.ready(a | b | e | f | g | h | i | j)
         if plan is None:
-            return self.backward_first(signature, q, k, v, o, lse, d_o, None)
+            return self.backward_first(forward, q, k, v, o, lse, d_o, None)
         block = recipe.block()
         words = block.words
-        words[0], words[4], words[8], words[12], words[16] = a, b, e, f, lse.data_ptr()
+        words[0], words[4], words[8], words[12], words[16] = a, b, e, f, at_lse
         words[20], words[24], words[28], words[32] = g, h, i, j
         recipe.run(plan, block)
         return d_q, d_k, d_v
 
     def backward_first(
         self,
-        signature: Any,
+        forward: Optional[_Recipe],
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -235,15 +275,19 @@ class Options:
         d_o: Tensor,
         d_lse: Optional[Tensor],
     ) -> Sequence[Tensor]:
-        given = [d_o, o, q, k, v]
-        if self.heads_first:
-            given = [_turned(t) for t in given]
-        d_o, o, q, k, v = given
-        (*found, _), made = run_backward(d_o, d_lse, o, lse, q, k, v, self.context)
+        """`forward`: whose inputs these are, to keep what was worked out with it."""
+        given = [q, k, v, o, d_o]
+        turned = [_turned(t) for t in given] if self.heads_first else given
+        (*found, _), made = run_backward(
+            turned[4], d_lse, turned[3], lse, turned[0], turned[1], turned[2], self.context
+        )
         if self.heads_first:
             found = [_turned(t) for t in found]
-        if signature is not None:
-            _keep(self.backwards, signature, made, q, found)
+        if forward is not None:
+            recipe = _keep(forward.backwards, d_o.stride(), made, q)
+            alike = all(torch.empty_like(t).stride() == f.stride() for t, f in zip(given, found))
+            if recipe is not None and not alike:
+                recipe.outputs = [(tuple(t.shape), t.stride()) for t in found]
         return found
 
 
@@ -252,9 +296,9 @@ class _Attention(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool
     ) -> Any:
-        o, lse = options.forward(q, k, v)
+        o, lse, trace = options.forward(q, k, v)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.options = options
+        ctx.options = options, trace
         if not with_lse:
             return o
         ctx.set_materialize_grads(False)
@@ -268,11 +312,11 @@ class _Attention(torch.autograd.Function):
             return None, None, None, None, None
         q, k, v, o, lse = ctx.saved_tensors
         d_o = torch.zeros_like(o) if d_o is None else d_o
-        options: Options = ctx.options
+        options, trace = ctx.options
         if torch.is_grad_enabled() or not unobserved(q, k, v):  # create_graph, or traced
             return *_observed_backward(options, q, k, v, o, lse, d_o, d_lse), None, None
         if d_lse is None:
-            d_q, d_k, d_v = options.backward(q, k, v, o, lse, d_o)
+            d_q, d_k, d_v = options.backward(trace, q, k, v, o, lse, d_o)
         else:
             d_q, d_k, d_v = options.backward_first(None, q, k, v, o, lse, d_o, d_lse)
         return d_q, d_k, d_v, None, None
@@ -332,5 +376,5 @@ def attend_plainly(
     # A forward-mode derivative is refused there, by torch.
     if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return _Attention.apply(q, k, v, options, with_lse)
-    o, lse = options.forward(q, k, v)
+    o, lse, _ = options.forward(q, k, v)
     return (o, lse) if with_lse else o

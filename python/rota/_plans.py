@@ -2,7 +2,7 @@
 cache. Knows addresses and sizes, but neither torch nor numpy.
 
 Lifetimes: the process has one context, which lives until it ends. A plan on a GPU must outlive its
-launches, and for ever if a CUDA graph captured one: see Plan.uses and Plan.pinned.
+launches, and for ever if a CUDA graph captured one: see Plan.streams, Plan.events and Plan.pinned.
 """
 
 from __future__ import annotations
@@ -189,20 +189,19 @@ class Plan(_Handle):
         self.pinned = False  # a CUDA graph replays it: never to be destroyed
         self.dropped = False  # out of the cache; whoever still launches it must condemn it again
         self.fresh = False  # launched since the cache last looked for something to drop
-        self.uses: dict[int, Any] = {}  # stream's address -> the stream, or an event in it
+        self.streams: dict[int, Any] = {}  # launched on, by address; those that live for ever
+        self.events: dict[int, Any] = {}  # behind the latest launch on other streams
         self.run_native = library.rota_run
 
     def retire(self) -> None:
         """Puts an event behind all launches so far. Streams that outlive everything are kept as
         such until now, since an event per launch costs as much as the launch."""
         self.dropped = True
-        self.uses = {
-            at: use.record_event() if hasattr(use, "record_event") else use
-            for at, use in self.uses.copy().items()
-        }
+        for at, stream in self.streams.copy().items():
+            self.events[at] = stream.record_event()
 
     def busy(self) -> bool:
-        return any(not event.query() for event in self.uses.copy().values())
+        return any(not event.query() for event in self.events.copy().values())
 
     def info(self) -> Any:
         info = native.PlanInfo()

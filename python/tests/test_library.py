@@ -297,7 +297,7 @@ class Caching(unittest.TestCase):
 
         event, captured, busy = Event(), Holder(), Holder()
         captured.pinned = True
-        busy.uses = {0: event}
+        busy.events = {0: event}
         plans.condemn(captured)
         plans.condemn(busy)
         self.assertEqual(plans._condemned[-2:], [captured, busy])
@@ -318,7 +318,7 @@ class Caching(unittest.TestCase):
                 return True
 
         stream, plan = Stream(), Holder()
-        plan.uses = {7: stream}
+        plan.streams = {7: stream}
         plans.condemn(plan)
         self.assertEqual((stream.asked, plan.dropped, plans._condemned), (1, True, []))
 
@@ -347,7 +347,7 @@ class Holder:
     """Looks like a plan to the eviction code."""
 
     def __init__(self):
-        self.pinned, self.dropped, self.uses = False, False, {}
+        self.pinned, self.dropped, self.streams, self.events = False, False, {}, {}
 
     busy, retire = plans.Plan.busy, plans.Plan.retire
 
