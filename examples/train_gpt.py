@@ -28,7 +28,7 @@ from torch import nn
 
 SIZES = {
     "cpu": dict(layers=2, width=128, heads=4, context=128, batch=8, steps=100),
-    "cuda": dict(layers=12, width=768, heads=12, context=2048, batch=16, steps=300),
+    "cuda": dict(layers=12, width=768, heads=12, context=2048, batch=8, steps=200),
 }
 
 
@@ -57,12 +57,24 @@ class Block(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
+class ByteEmbedding(nn.Module):
+    """nn.Embedding as a matrix product: on a GPU the gradient of nn.Embedding adds rows in no
+    fixed order, and would hide what attention does."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, width))
+
+    def forward(self, tokens):
+        return F.one_hot(tokens, 256).to(self.weight.dtype) @ self.weight
+
+
 class GPT(nn.Module):
     """Over bytes: no tokeniser to fetch."""
 
     def __init__(self, layers, width, heads, context, attention):
         super().__init__()
-        self.token, self.place = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.token, self.place = ByteEmbedding(width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads, attention) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
 

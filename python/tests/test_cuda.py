@@ -208,6 +208,57 @@ def test_evicted_plans_wait_for_their_launches(monkeypatch):
     assert all(same_bits(a, b) for a, b in zip(found, wanted))
 
 
+def test_evicted_plans_wait_for_streams_that_the_caller_made(monkeypatch):
+    """Two kinds of streams: torch's own live for ever, others get an event per launch."""
+    monkeypatch.setattr(_plans._plans, "bound", 2)
+    own = torch.cuda.Stream()
+    foreign = torch.cuda.ExternalStream(own.cuda_stream)
+    inputs = [[t.detach() for t in on_gpu(1, n, n, 4, 4, 64)] for n in range(200, 212)]
+    wanted = [rota.attention(*qkv, mask="causal").clone() for qkv in inputs]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(foreign):
+        for _ in range(2):
+            torch.cuda._sleep(50_000_000)
+            found = [rota.attention(*qkv, mask="causal") for qkv in inputs]
+    plan = next(reversed(_plans._plans.entries.values()))
+    assert plan.events and own.cuda_stream not in plan.streams
+    torch.cuda.synchronize()
+    assert all(same_bits(a, b) for a, b in zip(found, wanted))
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_repeated_calls_go_the_short_way_and_agree(layout):
+    q, k, v = on_gpu(2, 130, 150, 4, 2, 64)
+    if layout == "bhsd":
+        q, k, v = (t.detach().transpose(1, 2).contiguous().requires_grad_() for t in (q, k, v))
+    runs = []
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(4):
+                o = rota.attention(q, k, v, mask="causal", layout=layout)
+                d_o = o.detach().clone()
+                runs.append((o, *torch.autograd.grad(o, (q, k, v), d_o)))
+        stream.synchronize()
+    for run in runs[1:]:
+        assert all(same_bits(a, b) and a.stride() == b.stride() for a, b in zip(runs[0], run))
+
+
+def test_activation_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v = on_gpu(2, 130, 130, 4, 4, 64)
+
+    def layer(q, k, v):
+        return rota.attention(2 * q, k, v, mask="causal").square()
+
+    wanted = torch.autograd.grad(layer(q, k, v).sum(), (q, k, v))
+    for _ in range(3):
+        o = checkpoint(layer, q, k, v, use_reentrant=False)
+        found = torch.autograd.grad(o.sum(), (q, k, v))
+        assert all(same_bits(a, b) for a, b in zip(found, wanted))
+
+
 def test_compile():
     def layer(q, k, v):
         return rota.attention(2 * q, k, v, mask="causal").square()
