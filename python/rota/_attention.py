@@ -167,10 +167,10 @@ def attention(
         values=values, sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         seqused_q=seqused_q, seqused_k=seqused_k, layout=layout,
     )  # fmt: skip
-    o, lse = attend(*operands, context)
+    found = attend(*operands, context, return_lse)
     if layout == "bhsd" and cu_seqlens_q is None:
-        o = o.transpose(1, 2)
-    return (o, lse) if return_lse else o
+        return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
+    return found
 
 
 def digest(*arguments: Any, **options: Any) -> str:

@@ -344,6 +344,7 @@ class Made(NamedTuple):
     views: Sequence[tuple[int, int, int, int]]  # all ten of pack_arguments
     layout: int
     copied: bool  # some input's strides did not serve
+    covered: tuple[bool, bool]  # every row of q, of k is some sequence's; else outputs begin as 0
 
 
 def _on_own_device(tensor: Tensor) -> bool:
@@ -379,7 +380,8 @@ def forward_once(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Ten
     plan = find_plan(key, q.device, geometry)
     views += [_view_lse(lse), *(NO_TENSOR,) * 5]
     _launch(plan, q, context, views)
-    return o, lse, Made(plan, views, layout, any(a is not b for a, b in zip(given, dense)))
+    copied = any(a is not b for a, b in zip(given, dense))
+    return o, lse, Made(plan, views, layout, copied, geometry[1:3])
 
 
 def check_gradient(
@@ -439,8 +441,8 @@ def backward_once(
     last = _view_lse(d_lse) if d_lse is not None else NO_TENSOR
     views = (*elements[:4], _view_lse(lse), *elements[4:], last)
     _launch(plan, q, context, views, d_sink if context.sink is not None else None)
-    made = Made(plan, views, layout, any(a is not b for a, b in zip(given, dense)))
-    return (d_q, d_k, d_v, d_sink), made
+    copied = any(a is not b for a, b in zip(given, dense))
+    return (d_q, d_k, d_v, d_sink), Made(plan, views, layout, copied, geometry[1:3])
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

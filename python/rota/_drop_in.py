@@ -122,11 +122,11 @@ def flash_attn_varlen_func(
         raise native.Unsupported("UNSUPPORTED", "block_table: paged caches are not served")
     score, tensors = _bias(softcap, alibi_slopes)
     mask = _window_mask(causal, window_size)
-    o, lse = attention(
-        q, k, v, mask, score, tensors, softmax_scale, return_lse=True,
+    found = attention(
+        q, k, v, mask, score, tensors, softmax_scale, return_lse=return_attn_probs,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
     )  # fmt: skip
-    return (o, lse, None) if return_attn_probs else o
+    return (*found, None) if return_attn_probs else found
 
 
 # ---- torch.nn.functional --------------------------------------------------------------------

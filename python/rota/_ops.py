@@ -19,7 +19,7 @@ from ._call import (
     run_backward,
     run_forward,
 )
-from ._plain import unobserved
+from ._plain import attend_by, options_of, unobserved
 
 
 @torch.library.custom_op("rota::attention", mutates_args=(), device_types=("cpu", "cuda"))
@@ -126,7 +126,7 @@ attention_backward_op.register_autograd(_refuse)
 
 
 # ---- Without the dispatcher -----------------------------------------------------------------
-# As in _plain.py, for calls that have more tensors than q, k and v.
+# As in _plain.py, for calls with a sink or tensors of a score.
 
 
 class _Attention(torch.autograd.Function):
@@ -157,10 +157,16 @@ class _Attention(torch.autograd.Function):
         return (*found[:3], found[3] if context.sink is not None else None, None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """(o, lse), by the operator where it must be seen and directly where not."""
+def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, with_lse: bool = True) -> Any:
+    """o, or (o, lse), by the operator where it must be seen and directly where not."""
     if torch.compiler.is_compiling() or not unobserved(q, k, v):
-        return attention_op(q, k, v, *context)
-    if torch.is_grad_enabled():
-        return _Attention.apply(q, k, v, context.sink, context)
-    return run_forward(q, k, v, context)
+        found = attention_op(q, k, v, *context)
+    else:
+        options = options_of(context)
+        if options is not None:
+            return attend_by(options, q, k, v, with_lse)
+        if torch.is_grad_enabled():
+            found = _Attention.apply(q, k, v, context.sink, context)
+        else:
+            found = run_forward(q, k, v, context)
+    return found if with_lse else found[0]

@@ -1,6 +1,7 @@
-"""Plain calls: q, k, v and options, no other tensors. Most calls are, and are repeated with the
-same shapes thousands of times, so that what is the same each time is worked out once: a Recipe.
-What is left per call is to allocate outputs, write addresses into a block and hand it over.
+"""Plain calls: q, k, v and what is planned with, no other tensors on the GPU. Most calls are, and
+are repeated with the same shapes thousands of times, so that what is the same each time is worked
+out once: a Recipe. What is left per call is to allocate outputs, write addresses into a block and
+hand it over.
 
 Nobody may look on here (see unobserved): a custom operator costs a few hundred microseconds a call
 in torch's Python, an autograd function a tenth of that.
@@ -30,7 +31,8 @@ from ._call import (
     note_use,
     run_backward,
 )
-from ._plans import Plan, pack_arguments
+from ._host import HostCopy, host_copy
+from ._plans import Cache, Plan, pack_arguments
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
@@ -80,7 +82,7 @@ class _Recipe:
 
     __slots__ = (
         "plan", "address_mask", "template", "spare", "device", "ordinal", "workspace", "outputs",
-        "strides", "metadata", "backwards",
+        "strides", "metadata", "backwards", "covered",
     )  # fmt: skip
 
     def __init__(self, made: Made, device: torch.device):
@@ -97,6 +99,7 @@ class _Recipe:
         self.strides: Any = None  # of q, k and v
         self.metadata: Any = None  # of q, k, v, o and lse
         self.backwards: dict[Any, _Recipe] = {}  # by the strides of dO
+        self.covered = made.covered
 
     def ready(self, addresses: int) -> Optional[Plan]:
         """The plan if this recipe serves these addresses (all of them or-ed) now."""
@@ -195,6 +198,9 @@ class Options:
         if plan is None:
             return self._forward_first(signature, q, k, v)
         lse = torch.empty_strided(size_lse, stride_lse, dtype=torch.float32, device=recipe.device)
+        if not recipe.covered[0]:
+            o.zero_()
+            lse.fill_(float("-inf"))
         block = recipe.block()
         words = block.words
         words[0], words[4], words[8], words[12] = at_q, at_k, at_v, at_o
@@ -257,6 +263,11 @@ class Options:
         plan = recipe.ready(a | b | e | f | g | h | i | j)
         if plan is None:
             return self.backward_first(forward, q, k, v, o, lse, d_o, None)
+        if not recipe.covered[0]:
+            d_q.zero_()
+        if not recipe.covered[1]:
+            d_k.zero_()
+            d_v.zero_()
         block = recipe.block()
         words = block.words
         words[0], words[4], words[8], words[12], words[16] = a, b, e, f, at_lse
@@ -372,6 +383,41 @@ def attend_plainly(
     if not unobserved(q, k, v) or (_any_autocast() and _autocasts(q, k, v)):
         return None
     options = _options(mask, score, scale, deterministic, heads_first)
+    return attend_by(options, q, k, v, with_lse)
+
+
+# Packed sequences, used lengths and tensors of masks: what they contain is part of the options.
+_OPTIONS_KEPT = 64
+_by_content: Cache[Options] = Cache(_OPTIONS_KEPT)
+
+
+def options_of(context: Context) -> Optional[Options]:
+    """None if the context holds tensors that each run passes: a sink, or a score's."""
+    if context.sink is not None or any(t.is_floating_point() for t in context.tensors):
+        return None
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", *context.names.split(","))
+    given = (*context[:4], *context.tensors)
+    copies: list[Optional[HostCopy]] = []
+    for i, (tensor, name) in enumerate(zip(given, names)):
+        if tensor is None:
+            copies.append(None)
+        elif i == 1 and tensor is given[0]:
+            copies.append(copies[0])
+        else:
+            copies.append(host_copy(tensor, name if i < 4 else f"tensor '{name}'"))
+    key = (*[copy and (copy.size, copy.key) for copy in copies], context[6:])
+    options = _by_content.get(key)
+    if options is None:
+        # Copies: whatever becomes of the caller's tensors, a backward pass goes by these.
+        kept = [copy.tensor.clone() if copy else None for copy in copies]
+        tensors = [t for t in kept[4:] if t is not None]
+        cu_q, cu_k, used_q, used_k = kept[:4]
+        options = Options(Context(cu_q, cu_k, used_q, used_k, None, tensors, *context[6:]), False)
+        _by_content.put(key, options)
+    return options
+
+
+def attend_by(options: Options, q: Tensor, k: Tensor, v: Tensor, with_lse: bool) -> Any:
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     # A forward-mode derivative is refused there, by torch.
     if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:

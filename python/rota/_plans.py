@@ -92,6 +92,9 @@ class PlanKey:
         return self is other or (isinstance(other, PlanKey) and self.parts == other.parts)
 
 
+_caches: list[Any] = []  # to be emptied in a forked child
+
+
 class Cache(Generic[Value]):
     """The `bound` most recently used values by key. Threads may share it; two that miss at once
     both make the value and one of the two stays. A value that was used without being looked up
@@ -99,6 +102,7 @@ class Cache(Generic[Value]):
 
     def __init__(self, bound: int, evicted: Callable[[Value], None] | None = None):
         self.bound, self.evicted = bound, evicted
+        _caches.append(self)
         self.entries: OrderedDict[Hashable, Value] = OrderedDict()
         self.lock = threading.Lock()
 
@@ -373,7 +377,7 @@ def _after_fork() -> None:
     """A forked child starts anew: the parent's locks and driver state are not usable in it."""
     global _context, _context_lock
     _context, _context_lock = None, threading.Lock()
-    for cache in (_kernels, _plans):
+    for cache in _caches:
         cache.lock = threading.Lock()
         cache.clear()
     _condemned.clear()

@@ -336,10 +336,42 @@ def test_refused_with_a_message(name):
         rota.attention(**{"q": q, "k": k, "v": v, **change})
 
 
-def test_a_change_between_forward_and_backward_is_noticed():
+def test_a_backward_pass_goes_by_the_mask_tensors_of_its_forward_pass():
     q, k, v = random_inputs(1, 8, 8, 1, 1, 16)
-    ids = torch.zeros(1, 8, dtype=torch.int32)
-    o = rota.attention(q, k, v, mask="document", tensors={"document": ids})
-    ids += 1
+    for _ in range(3):
+        ids = torch.zeros(1, 8, dtype=torch.int32)
+        before = rota.attention(q, k, v, mask="document", tensors={"document": ids})
+        wanted = torch.autograd.grad(before.square().sum(), (q, k, v), retain_graph=True)
+        ids[:, 4:] = 1
+        after = rota.attention(q, k, v, mask="document", tensors={"document": ids})
+        assert not same_bits(before, after)
+        for a, b in zip(torch.autograd.grad(before.square().sum(), (q, k, v)), wanted):
+            assert same_bits(a, b)
+
+
+def test_a_change_of_a_score_tensor_before_the_backward_pass_is_refused():
+    q, k, v = random_inputs(1, 8, 8, 1, 1, 16)
+    slope = torch.ones(1)
+    o = rota.attention(q, k, v, score="alibi", tensors={"slope": slope})
+    slope += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()
+
+
+@pytest.mark.parametrize("cover", [True, False])
+def test_packed_calls_repeat(cover):
+    q, k, v = (t[0].detach().requires_grad_() for t in random_inputs(1, 60, 60, 4, 2, 16))
+    ends = [0, 20, 60] if cover else [5, 20, 50]
+    offsets = torch.tensor(ends, dtype=torch.int32)
+    d_o = torch.randn(60, 4, 16)
+    runs = []
+    for given in (ends, offsets, offsets, offsets.clone(), offsets.long()):
+        o, lse = rota.attention(q, k, v, "causal", return_lse=True,
+                                cu_seqlens_q=given, cu_seqlens_k=given)  # fmt: skip
+        runs.append((o, lse, *torch.autograd.grad(o, (q, k, v), d_o)))
+    for run in runs[1:]:
+        assert all(same_bits(a, b) for a, b in zip(runs[0], run))
+    outside = [row for row in range(60) if row < ends[0] or row >= ends[-1]]
+    assert all(not t[outside].any() for t in (runs[-1][0], *runs[-1][2:]))
+    other = rota.attention(q, k, v, "causal", cu_seqlens_q=[0, 30, 60], cu_seqlens_k=[0, 30, 60])
+    assert not same_bits(other, runs[0][0])
