@@ -11,6 +11,7 @@ settings but the attention are the same in all runs. Writes a plot (SVG) and the
 import argparse
 import hashlib
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -148,49 +149,59 @@ def compare(name, attention, size, device, data):
                 same=same, seconds_per_step=seconds)  # fmt: skip
 
 
-def plot(results, path):
+WIDTH, HEIGHT, LEFT, GAP = 720, 190, 64, 64  # of a panel of the plot, in pixels
+COLOURS = {"rota": "#1f6fb4", "torch": "#d1602a"}
+
+
+def panel(top, title, steps, ticks, place, lines):
+    """SVG of one panel. ticks: (value, text); place: value -> 0 (bottom) to 1; lines: {name:
+    values}. The first line is wider, so that it stays visible under the second."""
+
+    def y(value):
+        return top + HEIGHT * (1 - place(value))
+
+    right = WIDTH - 16
+    parts = [f'<text x="{LEFT}" y="{top - 12}" font-weight="bold">{title}</text>']
+    for value, text in ticks:
+        parts.append(f'<path d="M{LEFT} {y(value):.1f}H{right}" stroke="#ddd"/>')
+        parts.append(
+            f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{text}</text>'
+        )
+    for name, values in lines.items():
+        across = (right - LEFT) / max(steps - 1, 1)
+        points = " ".join(f"{LEFT + across * i:.1f},{y(v):.1f}" for i, v in enumerate(values))
+        stroke = f'stroke="{COLOURS[name]}" stroke-width="{4 if name == "rota" else 1.5}"'
+        parts.append(f'<polyline fill="none" {stroke} points="{points}"/>')
+    bottom = f'y="{top + HEIGHT + 18}"'
+    parts.append(f'<text x="{LEFT}" {bottom}>step 0</text>')
+    parts.append(f'<text x="{right}" {bottom} text-anchor="end">step {steps - 1}</text>')
+    return parts
+
+
+def plot(results, caption, path):
     """Losses above, the two runs' difference below (logarithmic), as SVG."""
-    colours = {"rota": "#1f6fb4", "torch": "#d1602a"}
-    width, height, left = 640, 190, 60
     steps = max(len(r["apart"]) for r in results.values())
-    top = max(max(r["losses"][0]) for r in results.values())
-    lowest, highest = 1e-9, max([1e-6] + [x for r in results.values() for x in r["apart"]])
+    top = math.ceil(max(max(r["losses"][0]) for r in results.values()))
+    low, high = -8, -5
+    for result in results.values():
+        high = max(high, math.ceil(math.log10(max(result["apart"]) or 1e-9)))
 
-    def line(values, y, colour, stroke):
-        points = " ".join(
-            f"{left + (width - left - 20) * i / max(steps - 1, 1):.1f},{y(v):.1f}"
-            for i, v in enumerate(values)
-        )
-        return (
-            f'<polyline fill="none" stroke="{colour}" stroke-width="{stroke}" points="{points}"/>'
-        )
+    def share(value):  # 0 lies a decade below the least that is drawn
+        return max(math.log10(value or 1e-99) - low + 1, 0) / (high - low + 1)
 
-    def difference_y(value):
-        from math import log10
-
-        span = log10(highest) - log10(lowest)
-        share = (log10(max(value, lowest)) - log10(lowest)) / span
-        return 2 * height + 30 - share * (height - 30)
-
+    decades = [(10.0**d, f"1e{d}") for d in range(low, high + 1)]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {2 * height + 60}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * (HEIGHT + GAP) + 16}" '
         'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{left}" y="18">loss of the first run; {steps} steps</text>',
-        f'<text x="{left}" y="{height + 50}">difference of the losses of two runs from one seed '
-        f"({highest:.0e} at the top, 0 at the bottom, logarithmic)</text>",
-        f'<text x="8" y="34">{top:.1f}</text><text x="8" y="{height}">0</text>',
-    ]
+        *panel(36, f"Loss ({caption})", steps, [(x, x) for x in range(0, top + 1, 2)],
+               lambda v: v / top, {n: r["losses"][0] for n, r in results.items()}),
+        *panel(36 + HEIGHT + GAP, "How far apart the losses of two runs from one seed are", steps,
+               [(0, "0"), *decades], share, {n: r["apart"] for n, r in results.items()}),
+    ]  # fmt: skip
     for row, (name, result) in enumerate(results.items()):
-        colour, verdict = colours[name], "same bits" if result["same"] else "differ"
-        stroke = 4 - 2.5 * row  # the first stays visible under the second
-        parts.append(
-            line(result["losses"][0], lambda v: height - (height - 30) * v / top, colour, stroke)
-        )
-        parts.append(line(result["apart"], difference_y, colour, stroke))
-        parts.append(
-            f'<text x="{width - 190}" y="{40 + 18 * row}" fill="{colour}">{name}: two runs '
-            f"{verdict}</text>"
-        )
+        verdict = "the same bits" if result["same"] else "different weights"
+        parts.append(f'<text x="{WIDTH - 28}" y="{64 + 18 * row}" fill="{COLOURS[name]}" '
+                     f'text-anchor="end">{name}: two runs give {verdict}</text>')  # fmt: skip
     path.write_text("\n".join([*parts, "</svg>\n"]))
 
 
@@ -213,7 +224,9 @@ def main():
     print(f"rota digest of all plans: {rota.digest()}")
     figures = dict(size=size, device=options.device, torch=torch.__version__, results=results)
     options.output.with_suffix(".json").write_text(json.dumps(figures, indent=1))
-    plot(results, options.output.with_suffix(".svg"))
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    shape = f"{size['layers']} layers of width {size['width']}, {size['context']} tokens"
+    plot(results, f"{shape}, {device}", options.output.with_suffix(".svg"))
     print(f"wrote {options.output.with_suffix('.svg')} and {options.output.with_suffix('.json')}")
     raise SystemExit(0 if results["rota"]["same"] else 1)
 
