@@ -323,8 +323,8 @@ def refusals():
         "unknown value": (dict(mask="causal", values={"window_left": 3}), "window_left"),
         "int64 overflow": (
             dict(mask="document", tensors={"document": torch.full((1, 8), 2**40)}), "int32"),
-        "large head dim": (dict(q=torch.zeros(1, 4, 1, 300), k=torch.zeros(1, 4, 1, 300),
-                                v=torch.zeros(1, 4, 1, 300)), "300"),
+        "large head dim": (dict(q=torch.zeros(1, 4, 1, 2048), k=torch.zeros(1, 4, 1, 2048),
+                                v=torch.zeros(1, 4, 1, 2048)), "2048"),
     }  # fmt: skip
 
 

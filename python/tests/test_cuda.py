@@ -42,6 +42,25 @@ def test_against_the_cpu_device(dtype, dim, mask):
         assert all(same_bits(a, b) for a, b in zip(first, again))
 
 
+@pytest.mark.parametrize("dim", [320, 512])
+@pytest.mark.parametrize("mask", ["causal", "window(100, 50)"])
+def test_large_head_dims(dim, mask):
+    q, k, v = on_gpu(2, 200, 233, 4, 2, dim)
+    host = [t.detach().float().cpu().requires_grad_() for t in (q, k, v)]
+    wanted = rota.attention(*host, mask=mask)
+    d_o = torch.randn_like(q)
+    exact = torch.autograd.grad(wanted, host, d_o.float().cpu())
+    first = None
+    for _ in range(4):
+        o = rota.attention(q, k, v, mask=mask)
+        found = gradients(o, (q, k, v), d_o)
+        close(o.cpu(), wanted)
+        for a, b in zip(found, exact):
+            close(a.cpu(), b, factor=2)
+        assert all(same_bits(a, b) for a, b in zip(found, first or found))
+        first = found
+
+
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("lengths", [(1024, 1024), (129, 700)])
 def test_against_sdpa(dtype, lengths):

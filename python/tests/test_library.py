@@ -231,8 +231,8 @@ class Failing(unittest.TestCase):
             prepare(model(mask='where("k <= ")'), shape)
         with self.assertRaisesRegex(rota.InvalidArgument, "document"):
             prepare(model(mask="document"), shape)
-        with self.assertRaisesRegex(rota.Error, "300") as caught:
-            prepare(plans.Model(native.BF16, 300, 300, 1), shape)
+        with self.assertRaisesRegex(rota.Error, "2048") as caught:
+            prepare(plans.Model(native.BF16, 2048, 2048, 1), shape)
         self.assertIn(caught.exception.status, ("UNSUPPORTED", "INVALID_ARGUMENT"))
 
     def test_a_gpu_that_is_not_there(self):
