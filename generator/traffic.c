@@ -125,11 +125,15 @@ static double dram_again(const Sizes *s, double items, double stream, double tot
   return total * (ceil(items / s->workers) - 1);
 }
 
-/* Sums of dQ leave the L2 and come back where they do not fit beside what is streamed. */
+/* Sums of dQ leave the L2 and come back where they do not fit beside what is streamed. Where they
+ * do, they are written back once all the same, when they have long been read for the last time:
+ * the L2 does not know that nobody wants them any more. */
 static double dram_sums(const Sizes *s, double items, double stream) {
   double at_a_time = fmin(fmax(1, floor(s->workers / items)), s->heads);
-  double waves = ceil(items / s->workers);
-  return at_a_time * stream <= s->l2 ? 0 : 2 * SUM_BYTES * s->d * s->shape->rows_q * waves;
+  double waves = ceil(items / s->workers), sums = SUM_BYTES * s->d * s->shape->rows_q;
+  if (at_a_time * stream > s->l2)
+    return 2 * sums * waves;
+  return sums + s->shape->rows_q * s->token > s->l2 ? sums : 0;
 }
 
 /* ---- The algorithms ---- */
