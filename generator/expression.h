@@ -1,4 +1,4 @@
-/* Level 2. Masks and scores: one expression language, one AST, five uses.
+/* Level 2. Masks and scores: one expression language, one AST, six uses.
  *
  *   parse + check      expression_parse.c, expression_build.c: messages with line and caret
  *   interval           expression_interval.c: is a mask all true / all false on a box?
@@ -6,6 +6,7 @@
  *   C evaluation       expression_evaluate.c: rows of positions, for the CPU device and the tests
  *   CUDA text          expression_emit.c
  *   derivative by s    expression_derive.c
+ *   bounds by column   expression_columns.c: a mask that allows an interval of keys
  *
  * Operators are Lua's, with Lua's precedence: `or` < `and` < comparison (< > <= >= ~= ==) < `+ -`
  * < `* / // %` < unary (`not -`) < `^` (float power). `//` and `%` floor; `/` is float; comparisons
@@ -126,6 +127,11 @@ Expression *expression_not(const Expression *a);
 Expression *expression_substitute_score(const Expression *outer, const Expression *inner);
 /* d expression / d s, simplified. SCRIPT if it has none (floor of s). */
 rota_status expression_derivative(const Expression *expression, Expression **derivative);
+
+/* For a mask that allows every query an interval of keys and that can be solved for k: the first
+ * key and the one after the last, as integer expressions in 0 .. LIMIT_LENGTH (first >= end: no
+ * key). Else false, and both are NULL: then, too, where memory ran out. */
+bool expression_columns(const Expression *mask, Expression **first, Expression **end);
 
 /* What an expression depends on. */
 typedef struct ExpressionUse {

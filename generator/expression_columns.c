@@ -1,0 +1,181 @@
+/* Level 2. Masks whose allowed keys are an interval for every query: causal, windows, prefixes and
+ * what `and` makes of them. Kernels then test columns against two bounds instead of evaluating the
+ * mask for every element.
+ *
+ * Comparisons of integers are solved for k where they are k + rest < 0 or rest - k < 0. Integers
+ * are exact, so moving terms changes nothing; where a bound may leave 32 bits its text is computed
+ * in 64. */
+#include <stdlib.h>
+
+#include "generator/expression_ast.h"
+
+/* A bound that does not exist: below it 0, above it LIMIT_LENGTH. -1 is failure, as for the
+ * builder. */
+enum { NONE = -2 };
+
+typedef struct Columns {
+  bool known;     /* the condition is first <= k < end */
+  int first, end; /* nodes, or NONE */
+} Columns;
+
+static const Columns unknown = {false, NONE, NONE};
+
+static int integer(Builder *builder, int64_t value) {
+  return build_constant(builder, VALUE_INT, value, 0);
+}
+
+/* Integer node = coefficient * k + rest, rest free of k (NONE: 0). */
+typedef struct LinearInK {
+  bool known;
+  int coefficient, rest;
+} LinearInK;
+
+static int add_rest(Builder *builder, Operation operation, int a, int b) {
+  if (b == NONE)
+    return a;
+  if (a == NONE)
+    return operation == OP_ADD ? b : build_unary(builder, OP_NEGATE, b);
+  return build_binary(builder, operation, a, b);
+}
+
+static LinearInK linear_of(Builder *builder, int index) {
+  const Node node = builder->nodes[index]; /* a copy: the array moves as it grows */
+  if (node.type != VALUE_INT)
+    return (LinearInK){false, 0, NONE};
+  if (!node.varies)
+    return (LinearInK){true, 0, index};
+  if (node.operation == OP_INDEX)
+    return (LinearInK){true, 1, NONE};
+  if (node.operation == OP_NEGATE) {
+    LinearInK a = linear_of(builder, node.operand[0]);
+    int rest = a.rest == NONE || !a.known ? NONE : build_unary(builder, OP_NEGATE, a.rest);
+    return (LinearInK){a.known, -a.coefficient, rest};
+  }
+  if (node.operation != OP_ADD && node.operation != OP_SUBTRACT)
+    return (LinearInK){false, 0, NONE};
+  LinearInK a = linear_of(builder, node.operand[0]);
+  LinearInK b = linear_of(builder, node.operand[1]);
+  if (!a.known || !b.known)
+    return (LinearInK){false, 0, NONE};
+  int sign = node.operation == OP_ADD ? 1 : -1;
+  return (LinearInK){true, a.coefficient + sign * b.coefficient,
+                     add_rest(builder, (Operation)node.operation, a.rest, b.rest)};
+}
+
+/* All keys where a condition free of k holds, none elsewhere. */
+static Columns by_condition(Builder *builder, int condition) {
+  int end = build_select(builder, condition, integer(builder, LIMIT_LENGTH), integer(builder, 0));
+  return (Columns){true, NONE, end};
+}
+
+static Columns comparison(Builder *builder, Operation operation, int left, int right) {
+  LinearInK a = linear_of(builder, left), b = linear_of(builder, right);
+  int coefficient = a.coefficient - b.coefficient;
+  if (!a.known || !b.known || (coefficient != 1 && coefficient != -1))
+    return unknown;
+  /* k or -k, + rest, compared with 0 */
+  int rest = add_rest(builder, OP_SUBTRACT, a.rest, b.rest);
+  rest = rest == NONE ? integer(builder, 0) : rest;
+  int turned = build_unary(builder, OP_NEGATE, rest), one = integer(builder, 1);
+  if (operation == OP_EQUAL) {
+    int key = coefficient == 1 ? turned : rest;
+    return (Columns){true, key, build_binary(builder, OP_ADD, key, one)};
+  }
+  bool strict = operation == OP_LESS;
+  if (coefficient == 1)
+    return (Columns){true, NONE, strict ? turned : build_binary(builder, OP_ADD, turned, one)};
+  return (Columns){true, strict ? build_binary(builder, OP_ADD, rest, one) : rest, NONE};
+}
+
+static int narrower(Builder *builder, Operation operation, int a, int b) {
+  if (a == NONE || b == NONE)
+    return a == NONE ? b : a;
+  return build_binary(builder, operation, a, b);
+}
+
+static Columns intersection(Builder *builder, Columns a, Columns b) {
+  if (!a.known || !b.known)
+    return unknown;
+  return (Columns){true, narrower(builder, OP_MAX, a.first, b.first),
+                   narrower(builder, OP_MIN, a.end, b.end)};
+}
+
+/* Known only where both reach to the same side. */
+static Columns hull(Builder *builder, Columns a, Columns b) {
+  if (!a.known || !b.known)
+    return unknown;
+  if (a.first == NONE && b.first == NONE)
+    return (Columns){true, NONE,
+                     a.end == NONE || b.end == NONE ? NONE
+                                                    : build_binary(builder, OP_MAX, a.end, b.end)};
+  if (a.end == NONE && b.end == NONE)
+    return (Columns){
+        true,
+        a.first == NONE || b.first == NONE ? NONE : build_binary(builder, OP_MIN, a.first, b.first),
+        NONE};
+  return unknown;
+}
+
+static Columns columns_of(Builder *builder, int index, bool negated) {
+  const Node node = builder->nodes[index];
+  int left = node.operand[0], right = node.operand[1];
+  if (node.operation == OP_NOT)
+    return columns_of(builder, left, !negated);
+  if (!node.varies)
+    return by_condition(builder, negated ? build_unary(builder, OP_NOT, index) : index);
+  if (node.operation == OP_AND || node.operation == OP_OR) {
+    Columns a = columns_of(builder, left, negated);
+    Columns b = a.known ? columns_of(builder, right, negated) : unknown;
+    bool both = (node.operation == OP_AND) != negated;
+    return both ? intersection(builder, a, b) : hull(builder, a, b);
+  }
+  if (node.operation == OP_LESS || node.operation == OP_LESS_EQUAL) {
+    if (!negated)
+      return comparison(builder, (Operation)node.operation, left, right);
+    return comparison(builder, node.operation == OP_LESS ? OP_LESS_EQUAL : OP_LESS, right, left);
+  }
+  if (node.operation == (negated ? OP_NOT_EQUAL : OP_EQUAL))
+    return comparison(builder, OP_EQUAL, left, right);
+  return unknown;
+}
+
+/* An expression of its own, clamped so that it fits 32 bits. */
+static Expression *bound(const Expression *mask, bool end) {
+  Builder builder = {.kind = EXPRESSION_MASK};
+  int root = build_copy(&builder, mask, -1);
+  Columns columns = root < 0 ? unknown : columns_of(&builder, root, false);
+  int node = end ? columns.end : columns.first;
+  if (columns.known && node == NONE)
+    node = integer(&builder, end ? LIMIT_LENGTH : 0);
+  if (columns.known && node >= 0) {
+    node = build_binary(&builder, OP_MAX, node, integer(&builder, 0));
+    node = build_binary(&builder, OP_MIN, node, integer(&builder, LIMIT_LENGTH));
+  }
+  if (!columns.known || node < 0) { /* too large for the builder's limits: not known either */
+    free(builder.nodes);
+    return NULL;
+  }
+  return build_finish(&builder, node, expression_place(mask), NULL);
+}
+
+/* A tensor's index may be within bounds only thanks to a condition on k, which bounds are computed
+ * without. */
+static bool guards_tensor(const Expression *mask) {
+  bool tensor = false, guard = false;
+  for (int i = 0; i < mask->count; i++) {
+    int operation = mask->nodes[i].operation;
+    tensor |= operation == OP_TENSOR;
+    guard |= operation == OP_AND || operation == OP_OR || operation == OP_SELECT;
+  }
+  return tensor && guard;
+}
+
+bool expression_columns(const Expression *mask, Expression **first, Expression **end) {
+  *first = guards_tensor(mask) ? NULL : bound(mask, false);
+  *end = *first ? bound(mask, true) : NULL;
+  if (*end)
+    return true;
+  expression_release(*first);
+  *first = NULL;
+  return false;
+}

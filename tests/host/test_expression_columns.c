@@ -1,0 +1,131 @@
+/* Masks as intervals of keys: which ones are known to be, and that the two bounds allow the very
+ * same keys as the mask, over tables and thousands of random masks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "tests/support/random_expression.h"
+
+enum { MASKS = 4000, ROWS = 6, KEYS = 60 };
+
+static World world;
+static RandomExpression drawn;
+
+static Expression *parse(const char *text) {
+  Expression *mask = NULL;
+  if (expression_parse(text, (SourcePlace){"columns", 1}, EXPRESSION_MASK, &world.symbols, NULL, 0,
+                       &mask) != ROTA_OK)
+    fail_msg("%s", status_message());
+  return mask;
+}
+
+/* first <= k and k < end, from the bounds' printed text. */
+static Expression *mask_of_columns(const Expression *first, const Expression *end) {
+  Text text = {0};
+  expression_print(first, &world.symbols, &text);
+  text_append(&text, " <= k and k < ");
+  expression_print(end, &world.symbols, &text);
+  Expression *mask = parse(text.data);
+  text_free(&text);
+  return mask;
+}
+
+static void check_same(const char *text, const Expression *mask, const Expression *columns,
+                       uint64_t *state) {
+  for (int i = 0; i < ROWS; i++) {
+    RowPosition row = {random_below(state, WORLD_SIZE), random_below(state, 4),
+                       random_below(state, 3), random_below(state, WORLD_SIZE + 1),
+                       random_below(state, WORLD_SIZE + 1)};
+    bool expected[KEYS], found[KEYS];
+    expression_evaluate_mask(mask, &world.bindings, &row, 0, KEYS, expected);
+    expression_evaluate_mask(columns, &world.bindings, &row, 0, KEYS, found);
+    for (int k = 0; k < KEYS; k++)
+      if (expected[k] != found[k])
+        fail_msg("%s at q %d k %d h %d n %d %d is %d", text, row.q, k, row.h, row.n_q, row.n_k,
+                 expected[k]);
+  }
+}
+
+/* Whether the mask's columns are known; if so they must be right. */
+static bool check_columns(const char *text, const Expression *mask, uint64_t seed) {
+  Expression *first, *end;
+  if (!expression_columns(mask, &first, &end)) {
+    assert_null(first);
+    assert_null(end);
+    return false;
+  }
+  assert_false(expression_use(first).k || expression_use(end).k);
+  Expression *columns = mask_of_columns(first, end);
+  uint64_t state = seed;
+  check_same(text, mask, columns, &state);
+  expression_release(columns);
+  expression_release(first);
+  expression_release(end);
+  return true;
+}
+
+static const struct {
+  const char *text;
+  bool known;
+} masks[] = {
+    {"k <= q + n_k - n_q", true},
+    {"q + n_k - n_q - k <= window and k - (q + n_k - n_q) <= zero", true},
+    {"k <= q or k < window", true}, /* prefix */
+    {"not (k > q)", true},
+    {"not (k > q or q - k >= window)", true},
+    {"h == 1 or k <= q", true},
+    {"h == 1 and k <= q", true},
+    {"k == q", true},
+    {"q - k < 4294967296", true}, /* 64-bit bounds */
+    {"-k >= -q - big", true},
+    {"n_q > 5", true},
+    {"true", true},
+    {"false", true},
+    {"k < doc[q]", true},
+    {"k <= q and q - k < window or k < 4", false}, /* two pieces */
+    {"k ~= q", false},
+    {"(q - k) % 3 == 0", false},
+    {"2 * k < q", false},
+    {"doc[q] == doc[k]", false},
+    {"k < q and k < doc[q - 1]", false}, /* the index is guarded by a condition on k */
+};
+
+static void test_known_masks(void **state) {
+  (void)state;
+  world_create(&world, 3);
+  for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
+    Expression *mask = parse(masks[i].text);
+    if (check_columns(masks[i].text, mask, i) != masks[i].known)
+      fail_msg("%s: expected to be %s", masks[i].text, masks[i].known ? "known" : "unknown");
+    expression_release(mask);
+  }
+  world_free(&world);
+}
+
+static void test_random_masks(void **state) {
+  (void)state;
+  int known = 0;
+  for (uint64_t seed = 0; seed < MASKS; seed++) {
+    world_create(&world, seed);
+    random_expression(&drawn, seed, EXPRESSION_MASK, false, 1 + (int)(seed % 5));
+    Expression *mask = NULL;
+    if (expression_parse(drawn.text, (SourcePlace){"random", 1}, drawn.kind, &world.symbols, NULL,
+                         0, &mask) == ROTA_OK)
+      known += expression_use(mask).k && check_columns(drawn.text, mask, seed);
+    expression_release(mask);
+    world_free(&world);
+  }
+  assert_true(known > MASKS / 50);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_known_masks),
+      cmocka_unit_test(test_random_masks),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
