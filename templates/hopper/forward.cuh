@@ -1,0 +1,407 @@
+// Forward pass for sm_90a: O = softmax(score(scale Q K^T), mask) V and LSE, by wgmma and the copy
+// engine.
+//
+// A persistent block takes (query tile, query head) items from the plan's list, longest first.
+// Its last warpgroup loads, the kConsumers others compute 64 query rows each:
+//
+//   warp 0 of it    Q of the next item, K tiles          warp 1    V tiles
+//   warps 2, 3      look for NaN and infinities in V of partial tiles (guard)
+//
+// A consumer keeps O and P in registers. While the tensor cores compute S of a tile and O += P V
+// of the one before, its threads wait; then they turn S into P while another warpgroup's products
+// run. With kTurns the warpgroups issue products strictly in turn, which keeps them out of step.
+//
+// Shared memory: Q | K stage 0 .. | V stage 0 .. | items, tiles | barriers
+//
+//   barrier          arrivals                          waits
+//   q_full[stage]    K loader, bytes of Q              consumers
+//   q_empty[stage]   consumer warps, after the last S  K loader
+//   k_full[stage]    K loader, bytes of K              consumers
+//   k_empty[stage]   consumer warps                    K loader
+//   v_full[stage]    V loader, bytes of V; of a        consumers
+//                    partial tile: the guard
+//   v_loaded[stage]  V loader, bytes of a partial V    guard
+//   v_empty[stage]   consumer warps                    V loader
+#ifndef ROTA_HOPPER_FORWARD_CUH
+#define ROTA_HOPPER_FORWARD_CUH
+
+#include "instructions.cuh"
+#include "mask.cuh"
+#include "score.cuh"
+#include "templates/hopper/forward_loader.cuh"
+#include "templates/lib/hopper_softmax.cuh"
+#include "templates/lib/warpgroup.cuh"
+
+namespace rota {
+
+struct ForwardConsumer {
+  using Shared = ForwardShared;
+  static constexpr int kS = kTileKv / 2, kO = kHeadDimV / 2; // accumulators of a thread
+  static constexpr int kBlocksO = kHeadDimV / 8;
+  static constexpr int kStepsS = (kHeadDim + 15) / 16, kStepsO = kTileKv / 16;
+  static constexpr int kPair = 2 * kWarpgroup; // threads of a turn's named barrier
+  static_assert(kTileQ == 64 * kConsumers && kTileKv % 16 == 0, "whole instructions");
+  static_assert(kTileKv <= 128, "mask bits of a row and lane fit a word");
+
+  const RotaArguments &arguments;
+  const Shared shared;
+  const int group; // of the consumers
+  ItemWalk items;
+  Ring<kQueryStages> ring_q;
+  Ring<kStages> ring_k, ring_v;
+  WarpgroupSoftmax softmax;
+
+  ROTA_DEVICE ForwardConsumer(const RotaArguments &arguments, const Shared &shared, int group)
+      : arguments(arguments), shared(shared), group(group), items(arguments), ring_q(0), ring_k(0),
+        ring_v(0) {
+    items.index = uniform(items.index);
+    items.end = uniform(items.end);
+  }
+
+  // ---- Whose products are next ----
+
+  ROTA_DEVICE void wait_turn() const {
+    if constexpr (kTurns != 0)
+      named_barrier_sync(1 + group, kPair);
+    else
+      __syncwarp(); // so that the compiler sees the lanes together, as products need them
+  }
+  ROTA_DEVICE void pass_turn() const {
+    if constexpr (kTurns != 0)
+      named_barrier_arrive(1 + (group + 1) % kConsumers, kPair);
+  }
+
+  ROTA_DEVICE void release(unsigned barrier) const {
+    if (lane_index() == 0)
+      barrier_arrive(barrier);
+  }
+  // This lane's row r, counted from the item's first query.
+  ROTA_DEVICE int lane_row(int r) const {
+    return 64 * group + warp_index() % 4 * 16 + 8 * r + lane_index() / 4;
+  }
+
+  // ---- Products ----
+
+  ROTA_DEVICE void start_s(float (&s)[kS]) const {
+    barrier_wait_phase(shared.k_full(ring_k.stage), ring_k.parity);
+    wgmma_fence();
+    unsigned base = shared.q(ring_q.stage) + (unsigned)(group * 64 * kBoxPitch);
+    if constexpr (kQueryStages == 1) // else descriptors would fill registers from tile to tile
+      base = (unsigned)uniform((int)base);
+    const Descriptor q = describe_along(base);
+    const Descriptor k = describe_along(shared.k(ring_k.stage));
+    Wgmma<kTileKv>::template multiply<0, 0>(s, q, k);
+#pragma unroll
+    for (int step = 1; step < kStepsS; step++)
+      Wgmma<kTileKv>::template accumulate<0, 0>(s, advance(q, step_along(kTileQ, step)),
+                                                advance(k, step_along(kTileKv, step)));
+    wgmma_commit();
+  }
+  ROTA_DEVICE void start_o(float (&o)[kO], const unsigned (&p)[kStepsO][4]) const {
+    barrier_wait_phase(shared.v_full(ring_v.stage), ring_v.parity);
+    wgmma_fence();
+    const Descriptor v = describe_across(shared.v(ring_v.stage), kTileKv);
+#pragma unroll
+    for (int step = 0; step < kStepsO; step++)
+      Wgmma<kHeadDimV>::template accumulate<1>(o, p[step], advance(v, step_across(step)));
+    wgmma_commit();
+  }
+
+  // ---- Scores and masks: for these the item's place is read again, which no register keeps ----
+
+  // The lane's first key of a tile; hidden from the compiler, which else keeps the offsets of all
+  // its keys in registers from tile to tile.
+  ROTA_DEVICE static int lane_key(int k_begin) {
+    return hidden(k_begin + 2 * (lane_index() % 4));
+  }
+  ROTA_DEVICE Position origin() const {
+    return load_item(shared.item(items.index)).origin;
+  }
+  ROTA_DEVICE void apply_score(float (&s)[kS], int k_begin) const {
+    const Position first = origin();
+    const int first_key = lane_key(k_begin);
+#pragma unroll
+    for (int i = 0; i < kS; i++) {
+      Position at = first;
+      at.q = clamp_index<kScoreUsesTensors>(at.q + lane_row(i / 2 % 2), at.n_q);
+      const int key = first_key + i / 4 * 8 + i % 2;
+      at.k = clamp_index<kScoreUsesTensors>(key, at.n_k);
+      s[i] = score_value(s[i] * arguments.scale, at, arguments);
+    }
+  }
+  // Whether a query may attend the key, which may lie past the sequence's end.
+  ROTA_DEVICE bool allows(Position at, int key) const {
+    at.k = clamp_index<kMaskUsesTensors>(key, at.n_k);
+    return (key < at.n_k) & mask_allows(at, arguments);
+  }
+  // Of columns 8 n + c (c 0 or 1) those below x, as bits 2 n + c.
+  ROTA_DEVICE static unsigned columns_below(int x) {
+    const int count = x <= 0 ? 0 : x / 8 * 2 + smaller(x % 8, 2);
+    return count >= 32 ? ~0u : (1u << count) - 1;
+  }
+  // The keys that a query may attend among the columns from `first`: 8 n + c as above.
+  ROTA_DEVICE unsigned allowed_bits(const Position &at, int first) const {
+    if constexpr (kMaskIsInterval) {
+      const int end = smaller(mask_end(at, arguments), at.n_k);
+      return columns_below(end - first) & ~columns_below(mask_first(at, arguments) - first);
+    }
+    unsigned bits = 0; // in a loop, however long the expression
+#pragma unroll 2
+    for (int n = 0; n < kTileKv / 8; n++)
+#pragma unroll
+      for (int c = 0; c < 2; c++)
+        if (allows(at, first + 8 * n + c))
+          bits |= 1u << (2 * n + c);
+    return bits;
+  }
+  // s = -inf where the mask forbids.
+  ROTA_DEVICE void apply_mask(float (&s)[kS], int k_begin) const {
+    const Position first = origin();
+    const int first_key = lane_key(k_begin);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      Position at = first;
+      at.q = clamp_index<kMaskUsesTensors>(at.q + lane_row(r), at.n_q);
+      const unsigned bits = allowed_bits(at, first_key);
+#pragma unroll
+      for (int n = 0; n < kTileKv / 8; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+          if ((bits >> (2 * n + c) & 1) == 0)
+            s[4 * n + 2 * r + c] = -kInfinity;
+    }
+  }
+
+  ROTA_DEVICE float factor() const {
+    return kHasScore ? kLog2E : fabsf(arguments.scale) * kLog2E;
+  }
+  // S that has arrived becomes P (not yet rounded). Returns whether O must be rescaled.
+  ROTA_DEVICE bool find_probabilities(float (&s)[kS], unsigned tile, float (&rescale)[2]) {
+    const int k_begin = (int)(tile & ~(kTilePartial | kTileLast)) * kTileKv;
+    if constexpr (kHasScore)
+      apply_score(s, k_begin);
+    if (tile & kTilePartial)
+      apply_mask(s, k_begin);
+    const bool raised = softmax.raise(s, factor(), rescale);
+    softmax.probabilities(s, factor());
+    return raised;
+  }
+
+  // A negative scale goes into Q, since peaks are taken before scaling.
+  ROTA_DEVICE void negate_q() const {
+    for (int at = (int)threadIdx.x % kWarpgroup * 16; at < 64 * kBoxPitch; at += kWarpgroup * 16)
+      for (int box = 0; box < Shared::kBoxesQ; box++) {
+        const unsigned chunk =
+            shared.q(ring_q.stage) + (unsigned)((box * kTileQ + group * 64) * kBoxPitch + at);
+        Chunk x = load_shared_chunk(chunk);
+        for (int i = 0; i < 4; i++)
+          x.word[i] ^= 0x80008000u;
+        store_shared_chunk(chunk, x);
+      }
+    fence_shared_for_engines();
+    named_barrier_sync(8 + group, kWarpgroup);
+  }
+
+  // ---- Items ----
+
+  // Takes the next item with tiles; those without are finished at once. False: no item is left.
+  ROTA_DEVICE bool next_item() {
+    for (; items.valid();) {
+      barrier_wait_phase(shared.q_full(ring_q.stage), ring_q.parity);
+      if (!uniform(item_is_empty(shared.item(items.index)))) {
+        if (!kHasScore && arguments.scale < 0.0f)
+          negate_q();
+        return true;
+      }
+      float scale[2];
+      close(WarpgroupSoftmax(), items.index, scale);
+      float o[kO];
+      clear(o);
+      store_o(o, scale, items.index);
+      release_item();
+    }
+    return false;
+  }
+  // Q is no longer needed.
+  ROTA_DEVICE void release_item() {
+    release(shared.q_empty(ring_q.stage));
+    ring_q.advance();
+    items.advance();
+  }
+  ROTA_DEVICE static void clear(float (&o)[kO]) {
+#pragma unroll
+    for (int i = 0; i < kO; i++)
+      o[i] = 0.0f;
+  }
+
+  // What a thread holds of the tiles at hand.
+  struct Tile {
+    float s[kS];            // S of a tile, then its probabilities
+    unsigned p[kStepsO][4]; // the same, rounded, of the tile whose P V is next
+    float o[kO];            // sum of P V
+    unsigned tile;          // as announced
+  };
+
+  // Waits for S, with P V perhaps still under way: S becomes probabilities. Returns whether O must
+  // be rescaled.
+  template <int kPending> ROTA_DEVICE bool take_s(Tile &t, float (&rescale)[2]) {
+    t.tile = (unsigned)uniform(load_shared_int(shared.tile(ring_k.stage)));
+    wgmma_wait<kPending>();
+    wgmma_touch(t.s);
+    release(shared.k_empty(ring_k.stage));
+    ring_k.advance();
+    return find_probabilities(t.s, t.tile, rescale);
+  }
+  ROTA_DEVICE void wait_o(float (&o)[kO]) {
+    wgmma_wait<0>();
+    wgmma_touch(o);
+    release(shared.v_empty(ring_v.stage));
+    ring_v.advance();
+  }
+
+  // An item's first tile: S of it, kBeside the last P V of the item `before`, whose O it stores.
+  template <bool kBeside> ROTA_DEVICE void begin_item(Tile &t, int before) {
+    float scale[2], rescale[2];
+    wait_turn();
+    start_s(t.s);
+    if constexpr (kBeside)
+      start_o(t.o, t.p);
+    pass_turn();
+    if constexpr (kBeside)
+      close(softmax, before, scale);
+    softmax = WarpgroupSoftmax();
+    take_s<kBeside>(t, rescale);
+    if constexpr (kBeside) {
+      wait_o(t.o);
+      store_o(t.o, scale, before);
+    }
+    clear(t.o);
+    pack_probabilities(t.p, t.s, Element());
+  }
+  // Any other tile: S of it beside P V of the one before.
+  ROTA_DEVICE void next_tile(Tile &t) {
+    float rescale[2];
+    wait_turn();
+    start_s(t.s);
+    start_o(t.o, t.p);
+    pass_turn();
+    const bool raised = take_s<true>(t, rescale);
+    wait_o(t.o);
+    if (raised)
+      softmax.multiply_rows(t.o, rescale);
+    pack_probabilities(t.p, t.s, Element());
+  }
+  // The last P V, with no tile to follow.
+  ROTA_DEVICE void end_item(Tile &t, int item) {
+    float scale[2];
+    start_o(t.o, t.p);
+    close(softmax, item, scale);
+    wait_o(t.o);
+    store_o(t.o, scale, item);
+  }
+  // Closes the rows of an item: stores LSE, hands out the factors of O.
+  ROTA_DEVICE void close(const WarpgroupSoftmax &softmax, int number, float (&scale)[2]) const {
+    const ForwardItem item = load_item(shared.item(number));
+    const int head = item.origin.h;
+    const float sink = kSinkLogit ? arguments.sink[head] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int query = item.origin.q + lane_row(r);
+      SoftmaxRow row = softmax.template finish<kSinkLogit>(r, sink);
+      if (query >= item.origin.n_q)
+        row = {0.0f, -kInfinity};
+      if (lane_index() % 4 == 0 && query < item.rows_q)
+        *element_at<float>(arguments.lse, item.slot, item.row + lane_row(r), head) = row.lse;
+      scale[r] = row.scale;
+    }
+  }
+  // Scales, rounds and stores O of an item, straight from registers: the four lanes of a row
+  // exchange words until each has 16 bytes.
+  ROTA_DEVICE void store_o(float (&o)[kO], const float (&scale)[2], int number) const {
+    const ForwardItem item = load_item(shared.item(number));
+    const int lane = lane_index() % 4;
+    if (__any_sync(kAllLanes, scale[0] == 0.0f || scale[1] == 0.0f)) {
+      // A select: the accumulators of an empty row may hold 0 * NaN of a neighbour's key.
+#pragma unroll
+      for (int i = 0; i < kO; i++)
+        o[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : o[i];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const bool stored = item.origin.q + lane_row(r) < item.rows_q;
+      Element *to =
+          element_at<Element>(arguments.o, item.slot, item.row + lane_row(r), item.origin.h);
+#pragma unroll
+      for (int first = 0; first < kBlocksO; first += 4) {
+        unsigned word[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const int i = 4 * smaller(first + j, kBlocksO - 1) + 2 * r;
+          word[j] = pack(o[i] * scale[r], o[i + 1] * scale[r], Element());
+        }
+        quad_transpose(word);
+        if (stored && first + lane < kBlocksO)
+          store_global_chunk(to + (first + lane) * 8, Chunk{{word[0], word[1], word[2], word[3]}});
+      }
+    }
+  }
+
+  ROTA_DEVICE void run() {
+    if (group == kConsumers - 1)
+      pass_turn(); // the first turn is warpgroup 0's
+    Tile t;
+    const auto compute_item = [&]() {
+      while (!(t.tile & kTileLast))
+        next_tile(t);
+      const int item = items.index;
+      release_item();
+      return item;
+    };
+    if constexpr (kQueryStages == 1) { // the next Q is there only when this item's S are done
+      while (next_item()) {
+        begin_item<false>(t, 0);
+        end_item(t, compute_item());
+      }
+    } else if (next_item()) {
+      begin_item<false>(t, 0);
+      for (;;) {
+        const int item = compute_item();
+        if (!next_item())
+          return end_item(t, item);
+        begin_item<true>(t, item);
+      }
+    }
+  }
+};
+
+ROTA_DEVICE void forward(const RotaArguments &arguments, const RotaTensorMaps &maps) {
+  const ForwardShared shared = {shared_address(dynamic_shared())};
+  const int group = __shfl_sync(kAllLanes, warp_index() / 4, 0);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kQueryStages; stage++) {
+      barrier_init(shared.q_full(stage), 1);
+      barrier_init(shared.q_empty(stage), 4 * kConsumers);
+    }
+    for (int stage = 0; stage < kStages; stage++) {
+      barrier_init(shared.k_full(stage), 1);
+      barrier_init(shared.v_full(stage), 1);
+      barrier_init(shared.v_loaded(stage), 1);
+      barrier_init(shared.k_empty(stage), 4 * kConsumers);
+      barrier_init(shared.v_empty(stage), 4 * kConsumers);
+    }
+    barrier_init_fence();
+    launch_dependents(); // they wait for this kernel's end before they read or write
+  }
+  __syncthreads();
+  if (group == kConsumers) {
+    registers_lower<kLoaderRegisters>();
+    ForwardLoader{arguments, maps, shared}.run(warp_index() % 4);
+  } else {
+    registers_raise<kConsumerRegisters>();
+    ForwardConsumer(arguments, shared, group).run();
+  }
+}
+
+} // namespace rota
+
+#endif

@@ -1,0 +1,157 @@
+// The loading warpgroup of the Hopper forward kernel: see forward.cuh.
+#ifndef ROTA_HOPPER_FORWARD_LOADER_CUH
+#define ROTA_HOPPER_FORWARD_LOADER_CUH
+
+#include "mask.cuh"
+#include "templates/hopper/forward_shared.cuh"
+#include "templates/lib/barrier.cuh"
+
+namespace rota {
+
+struct ForwardLoader {
+  using Shared = ForwardShared;
+  static constexpr int kGuardBarrier = 15, kGuards = 2 * kWarp;
+
+  const RotaArguments &arguments;
+  const RotaTensorMaps &maps;
+  const Shared shared;
+
+  // One thread: Q and K.
+  ROTA_DEVICE void load_q_and_k() const {
+    tensor_map_prefetch(&maps.map[kMapQ]);
+    tensor_map_prefetch(&maps.map[kMapK]);
+    Ring<kStages> ring(1);
+    Ring<kQueryStages> ring_q(1);
+    for (ItemWalk items(arguments); items.valid(); items.advance()) {
+      const RotaItem item = arguments.row_items[items.index];
+      const RotaRow row = arguments.rows[item.index];
+      const RotaSequence &sequence = arguments.sequences[row.sequence];
+      const int q_begin = row.q_tile * kTileQ, q_row = (int)sequence.begin_q + q_begin;
+      RunWalk walk(arguments, row);
+      const unsigned full = shared.q_full(ring_q.stage);
+      barrier_wait_phase(shared.q_empty(ring_q.stage), ring_q.parity);
+      store_item(shared.item(items.index), sequence, q_begin, item.head, q_row, !walk.valid());
+      wait_for_predecessor(); // which may write Q, K, V or read O; not the plan's tables
+      if (walk.valid()) {
+        barrier_expect(full, Shared::kBytesQ);
+        copy_boxes<kHeadDim, kTileQ>(shared.q(ring_q.stage), &maps.map[kMapQ], q_row, item.head,
+                                     sequence.slot, full);
+        load_k_tiles(walk, ring, (int)sequence.begin_k, item.head / kGroup, sequence.slot);
+      } else {
+        barrier_arrive(full);
+      }
+      ring_q.advance();
+    }
+  }
+  ROTA_DEVICE void load_k_tiles(RunWalk &walk, Ring<kStages> &ring, int begin, int head,
+                                int slot) const {
+    while (walk.valid()) {
+      const int tile = walk.tile;
+      const unsigned kind = walk.partial() ? kTilePartial : 0u;
+      walk.advance(arguments);
+      barrier_wait_phase(shared.k_empty(ring.stage), ring.parity);
+      store_shared_word(shared.tile(ring.stage),
+                        (unsigned)tile | kind | (walk.valid() ? 0u : kTileLast));
+      barrier_expect(shared.k_full(ring.stage), Shared::kBytesK);
+      copy_boxes<kHeadDim, kTileKv>(shared.k(ring.stage), &maps.map[kMapK], begin + tile * kTileKv,
+                                    head, slot, shared.k_full(ring.stage));
+      ring.advance();
+    }
+  }
+
+  // One thread: V.
+  ROTA_DEVICE void load_v() const {
+    tensor_map_prefetch(&maps.map[kMapV]);
+    Ring<kStages> ring(1);
+    for (ItemWalk items(arguments); items.valid(); items.advance()) {
+      const RotaItem item = arguments.row_items[items.index];
+      const RotaRow row = arguments.rows[item.index];
+      const RotaSequence &sequence = arguments.sequences[row.sequence];
+      const int begin = (int)sequence.begin_k, slot = sequence.slot;
+      wait_for_predecessor();
+      for (RunWalk walk(arguments, row); walk.valid(); walk.advance(arguments)) {
+        barrier_wait_phase(shared.v_empty(ring.stage), ring.parity);
+        const unsigned barrier =
+            walk.partial() ? shared.v_loaded(ring.stage) : shared.v_full(ring.stage);
+        barrier_expect(barrier, Shared::kBytesV);
+        copy_boxes<kHeadDimV, kTileKv>(shared.v(ring.stage), &maps.map[kMapV],
+                                       begin + walk.tile * kTileKv, item.head / kGroup, slot,
+                                       barrier);
+        ring.advance();
+      }
+    }
+  }
+
+  // Two warps: in a partial tile a NaN or an infinity in a row of V whose key no query of the tile
+  // may attend would reach O as 0 * NaN. Where such a value is found, rows of unattended keys
+  // become zeros before the consumers see the tile.
+  ROTA_DEVICE void guard_v() const {
+    Ring<kStages> ring(0);
+    unsigned parities = 0; // of v_loaded, a bit for each stage
+    for (ItemWalk items(arguments); items.valid(); items.advance()) {
+      const RotaRow &row = arguments.rows[arguments.row_items[items.index].index];
+      for (RunWalk walk(arguments, row); walk.valid(); walk.advance(arguments)) {
+        if (walk.partial()) {
+          barrier_wait_phase(shared.v_loaded(ring.stage), (int)(parities >> ring.stage & 1));
+          parities ^= 1u << ring.stage;
+          clean_v(ring.stage, walk.tile * kTileKv, items.index);
+          if (guard_thread() == 0)
+            barrier_arrive(shared.v_full(ring.stage));
+        }
+        ring.advance();
+      }
+    }
+  }
+  ROTA_DEVICE static int guard_thread() { return (int)(threadIdx.x % kGuards); }
+  ROTA_DEVICE void clean_v(int stage, int k_begin, int index) const {
+    unsigned found = 0;
+#pragma unroll 2
+    for (int at = guard_thread() * 16; at < Shared::kBytesV; at += kGuards * 16) {
+      const Chunk x = load_shared_chunk(shared.v(stage) + (unsigned)at);
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        found |= packed_not_finite(x.word[i], Element());
+    }
+    if (!named_barrier_or(kGuardBarrier, kGuards, found != 0))
+      return;
+    const RotaItem item = arguments.row_items[index];
+    const RotaRow &row = arguments.rows[item.index];
+    const RotaSequence &sequence = arguments.sequences[row.sequence];
+    const Position origin = position_of_tile(sequence, row.q_tile * kTileQ, item.head);
+    for (int key = guard_thread(); key < kTileKv; key += kGuards)
+      if (!attended(origin, k_begin + key))
+        zero_v_row(stage, key);
+    fence_shared_for_engines();
+    named_barrier_sync(kGuardBarrier, kGuards);
+  }
+  ROTA_DEVICE bool attended(Position at, int key) const {
+    if (key >= at.n_k)
+      return false;
+    at.k = key;
+    for (const int end = smaller(at.q + kTileQ, at.n_q); at.q < end; at.q++)
+      if (mask_allows(at, arguments))
+        return true;
+    return false;
+  }
+  ROTA_DEVICE void zero_v_row(int stage, int row) const {
+    const Chunk zero = {{0, 0, 0, 0}};
+#pragma unroll 1
+    for (int chunk = 0; chunk < Shared::kBoxesV * 8; chunk++)
+      store_shared_chunk(shared.v(stage) + (unsigned)box_offset(kTileKv, row, chunk), zero);
+  }
+
+  ROTA_DEVICE void run(int warp) const {
+    if (warp >= 2)
+      guard_v();
+    else if (lane_index() == 0) {
+      if (warp == 0)
+        load_q_and_k();
+      else
+        load_v();
+    }
+  }
+};
+
+} // namespace rota
+
+#endif

@@ -1,0 +1,92 @@
+// Shared memory of the Hopper forward kernel, and what its loader announces there to the consumers:
+// items (a query tile of one head) and kv tiles.
+#ifndef ROTA_HOPPER_FORWARD_SHARED_CUH
+#define ROTA_HOPPER_FORWARD_SHARED_CUH
+
+#include "spec.cuh"
+#include "templates/lib/memory.cuh"
+#include "templates/lib/tables.cuh"
+#include "templates/lib/tensor_copy.cuh"
+#include "tiling.cuh"
+
+namespace rota {
+
+// Shared memory of a block, by byte offset from a multiple of 1024.
+struct ForwardShared {
+  static constexpr int kItemSlots = 4; // more than a finished item, the current and those announced
+  static constexpr int kBoxesQ = round_up(kHeadDim, kBoxColumns) / kBoxColumns;
+  static constexpr int kBoxesV = round_up(kHeadDimV, kBoxColumns) / kBoxColumns;
+  static constexpr int kBytesQ = kTileQ * kBoxesQ * kBoxPitch; // of a stage
+  static constexpr int kBytesK = kTileKv * kBoxesQ * kBoxPitch;
+  static constexpr int kBytesV = kTileKv * kBoxesV * kBoxPitch;
+  static constexpr int kK = kQueryStages * kBytesQ, kV = kK + kStages * kBytesK;
+  static constexpr int kItems = kV + kStages * kBytesV;   // kItemSlots of 64 bytes
+  static constexpr int kTiles = kItems + kItemSlots * 64; // a word for each stage
+  static constexpr int kBarriers = kTiles + 32;
+  static constexpr int kBytes = kBarriers + (2 * kQueryStages + 5 * kStages) * 8;
+
+  unsigned base;
+  ROTA_DEVICE unsigned q(int stage) const { return base + stage * kBytesQ; }
+  ROTA_DEVICE unsigned k(int stage) const { return base + kK + stage * kBytesK; }
+  ROTA_DEVICE unsigned v(int stage) const { return base + kV + stage * kBytesV; }
+  ROTA_DEVICE unsigned item(int number) const { return base + kItems + number % kItemSlots * 64; }
+  ROTA_DEVICE unsigned tile(int stage) const { return base + kTiles + stage * 4; }
+  ROTA_DEVICE unsigned barrier(int i) const { return base + kBarriers + i * 8; }
+  ROTA_DEVICE unsigned k_full(int stage) const { return barrier(stage); }
+  ROTA_DEVICE unsigned k_empty(int stage) const { return barrier(kStages + stage); }
+  ROTA_DEVICE unsigned v_full(int stage) const { return barrier(2 * kStages + stage); }
+  ROTA_DEVICE unsigned v_empty(int stage) const { return barrier(3 * kStages + stage); }
+  ROTA_DEVICE unsigned v_loaded(int stage) const { return barrier(4 * kStages + stage); }
+  ROTA_DEVICE unsigned q_full(int stage) const { return barrier(5 * kStages + stage); }
+  ROTA_DEVICE unsigned q_empty(int stage) const {
+    return barrier(5 * kStages + kQueryStages + stage);
+  }
+};
+
+// A tile as the K loader announces it to the consumers: number, and what kind.
+inline constexpr unsigned kTilePartial = ROTA_RUN_PARTIAL, kTileLast = 0x40000000u;
+
+// An item as the K loader announces it.
+struct ForwardItem {
+  Position origin; // of the tile's first query
+  int slot, rows_q;
+  int row; // first row of the tile within its slot; 32 bits: the copy engine knows no more
+};
+
+// Word by word, since the loader has few registers.
+ROTA_DEVICE void store_item(unsigned to, const RotaSequence &sequence, int q_begin, int head,
+                            int row, bool empty) {
+  store_shared_word(to, (unsigned)q_begin);
+  store_shared_word(to + 4, (unsigned)head);
+  store_shared_word(to + 8, (unsigned)sequence.batch);
+  store_shared_word(to + 12, (unsigned)sequence.n_q);
+  store_shared_word(to + 16, (unsigned)sequence.n_k);
+  store_shared_word(to + 20, (unsigned)sequence.slot);
+  store_shared_word(to + 24, (unsigned)sequence.rows_q);
+  store_shared_word(to + 28, (unsigned)row);
+  store_shared_word(to + 32, empty);
+}
+ROTA_DEVICE ForwardItem load_item(unsigned from) {
+  int word[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    word[i] = load_shared_int(from + i * 4);
+  return {{word[0], 0, word[1], word[2], word[3], word[4]}, word[5], word[6], word[7]};
+}
+// Whether no tile of the item is to be computed.
+ROTA_DEVICE bool item_is_empty(unsigned from) {
+  return load_shared_int(from + 32) != 0;
+}
+
+// A block's items, from the plan's queues.
+struct ItemWalk {
+  int index, end;
+  ROTA_DEVICE explicit ItemWalk(const RotaArguments &arguments)
+      : index(arguments.queue[blockIdx.x]), end(arguments.queue[blockIdx.x + 1]) {}
+  ROTA_DEVICE bool valid() const { return index < end; }
+  ROTA_DEVICE void advance() { index++; }
+};
+
+} // namespace rota
+
+#endif
