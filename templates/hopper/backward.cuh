@@ -1,0 +1,98 @@
+// The backward pass in five products on wgmma: every tile is computed once, and dQ is added up over
+// the chains that contribute to it, in the schedule's order (`ordered`) or as they come (`atomic`).
+// Entries: prepare, backward, finalise, sink_gradient.
+#ifndef ROTA_HOPPER_BACKWARD_CUH
+#define ROTA_HOPPER_BACKWARD_CUH
+
+#include "templates/hopper/backward_chain.cuh"
+#include "templates/hopper/backward_copies.cuh"
+#include "templates/hopper/backward_prepare.cuh"
+
+namespace rota {
+
+ROTA_DEVICE int worker_number(const RotaArguments &arguments) {
+  if (arguments.tiles == 0)
+    return (int)blockIdx.x;
+  return take_ticket(arguments.counters + (long long)arguments.tiles * arguments.heads);
+}
+
+ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &maps) {
+  const unsigned shared = shared_address(dynamic_shared());
+  const Barriers barriers = {shared + kSharedBarriers};
+  if (threadIdx.x == 0) {
+    barriers.init();
+    barrier_init_fence();
+  }
+  wait_for_predecessor();
+  if (threadIdx.x == 0)
+    store_shared_word(shared + kSharedWorker, (unsigned)worker_number(arguments));
+  __syncthreads();
+  const int worker = uniform((int)load_shared_word(shared + kSharedWorker));
+  const int group = uniform((int)threadIdx.x / kWarpgroup);
+  const int warp = uniform((int)threadIdx.x % kWarpgroup / kWarp);
+  if (group == 0) {
+    registers_lower<kProducerRegisters>();
+    if (warp == 0) {
+      Loader loader = {arguments, maps, shared, barriers, Ring<kStagesQ>(1)};
+      loader.run(worker);
+    } else if (warp <= 2) {
+      const int buffer = warp - 1;
+      Writer writer = {
+          arguments, maps,   shared + (unsigned)(kSharedStaging + buffer * kStagingBytes),
+          barriers,  buffer, 0};
+      writer.run(worker);
+    }
+  } else {
+    registers_raise<kConsumerRegisters>();
+    Consumer consumer = {arguments,         shared,     barriers, group - 1, warp, lane_index(),
+                         Ring<kStagesQ>(0), Ring<2>(0), false,    0};
+#ifdef ROTA_CYCLES
+    const long long start = clock64();
+#endif
+    const int chains = uniform(arguments.queue[worker + 1] - arguments.queue[worker]);
+    for (int i = 0; i < chains; i++)
+      consumer.run_chain(i);
+#ifdef ROTA_CYCLES
+    if (threadIdx.x == 128)
+      rota_cycles[blockIdx.x] = clock64() - start;
+#endif
+  }
+}
+
+// One block per (query tile, query head).
+ROTA_DEVICE void finalise(const RotaArguments &arguments, const RotaTensorMaps &) {
+  const RotaItem item = arguments.row_items[blockIdx.x];
+  const RotaRow row = arguments.rows[item.index];
+  if (row.run_begin == row.run_end)
+    return;
+  const RotaSequence sequence = arguments.sequences[row.sequence];
+  const long long tile = query_tile_number(arguments, sequence, row.q_tile, item.head);
+  const float *sum = arguments.dq_accumulator + tile * kDqFloats;
+  const int lane = lane_index();
+  for (int i = warp_index(); i < kConsumerWarps; i += (int)blockDim.x / kWarp) {
+    const int group = i / 4;
+    const int q = row.q_tile * kTileQ + (kDqByRows ? 64 * group : 0) + i % 4 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < kDqFragments; j++) {
+      const int column = (kDqByRows ? 0 : group * kDqColumns) + 8 * j + 2 * (lane % 4);
+      float x[4];
+      load_sum(x, sum + i * (kBlockBytes / 4) + (j * kWarp + lane) * 4);
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        if (q + 8 * r < sequence.rows_q && column < kHeadDim)
+          store_global_word(
+              row_q<Element>(arguments.d_q, sequence, q + 8 * r, item.head) + column,
+              q + 8 * r < sequence.n_q
+                  ? pack(arguments.scale * x[2 * r], arguments.scale * x[2 * r + 1], Element())
+                  : 0u);
+    }
+  }
+}
+
+ROTA_DEVICE void sink_gradient(const RotaArguments &arguments, const RotaTensorMaps &) {
+  sink_gradient(arguments);
+}
+
+} // namespace rota
+
+#endif

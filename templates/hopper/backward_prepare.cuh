@@ -1,0 +1,80 @@
+// What stands before the backward pass proper: delta = rowsum(dO * O) - dLSE and LSE as the
+// exponent of a power of two for every query row, the reset of what the workers count in, and zeros
+// in dQ for rows that attend to nothing. Bound by memory: O and dO are read once, many rows at a
+// time.
+#ifndef ROTA_HOPPER_BACKWARD_PREPARE_CUH
+#define ROTA_HOPPER_BACKWARD_PREPARE_CUH
+
+#include "templates/hopper/backward_shared.cuh"
+#include "templates/portable/backward_delta.cuh"
+
+namespace rota {
+
+constexpr int kPrepareThreads = 128;
+// Threads that share a row, rows at once, and rows of a thread.
+constexpr int kRowLanes = power_of_two_from(kHeadDimV / kChunk);
+constexpr int kRowsAtOnce = kPrepareThreads / kRowLanes;
+constexpr int kRowSteps = kTileQ / kRowsAtOnce;
+static_assert(kTileQ % kRowsAtOnce == 0, "whole steps");
+
+// Past the end: +inf, so that P is 0; so for rows without a key.
+ROTA_DEVICE float exponent_of_row(const RotaArguments &arguments, const RotaSequence &sequence,
+                                  int q, int head) {
+  const float lse = q < sequence.n_q ? *row_q<float>(arguments.lse, sequence, q, head) : -kInfinity;
+  return lse == -kInfinity ? kInfinity : lse * kLog2E;
+}
+
+// One block per (query tile, query head).
+ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &) {
+  launch_dependents();
+  const RotaItem item = arguments.row_items[blockIdx.x];
+  const RotaRow row = arguments.rows[item.index];
+  const RotaSequence sequence = arguments.sequences[row.sequence];
+  const int first = row.q_tile * kTileQ, head = item.head, thread = (int)threadIdx.x;
+  const int lane = thread % kRowLanes;
+  const long long tile = query_tile_number(arguments, sequence, row.q_tile, head);
+  const long long all = (long long)arguments.tiles * arguments.heads;
+
+  Chunk o[kRowSteps], d_o[kRowSteps];
+#pragma unroll
+  for (int i = 0; i < kRowSteps; i++) {
+    const int q = first + i * kRowsAtOnce + thread / kRowLanes;
+    o[i] = d_o[i] = Chunk{{0, 0, 0, 0}};
+    if (q < sequence.n_q && lane < kHeadDimV / kChunk) {
+      o[i] = load_global_chunk(row_q<Element>(arguments.o, sequence, q, head) + lane * kChunk);
+      d_o[i] = load_global_chunk(row_q<Element>(arguments.d_o, sequence, q, head) + lane * kChunk);
+    }
+  }
+  if (thread == 0) {
+    arguments.counters[tile] = 0;
+    if (blockIdx.x == 0)
+      arguments.counters[all] = 0;
+  }
+  if (thread < kTileQ)
+    arguments.delta[(all + tile) * kTileQ + thread] =
+        exponent_of_row(arguments, sequence, first + thread, head);
+  if (row.run_begin == row.run_end)
+    clear_dq_tile(arguments, sequence, first, head);
+  if constexpr (kAtomic != 0) {
+    const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int i = 4 * thread; i < kDqFloats; i += 4 * kPrepareThreads)
+      store_sum(arguments.dq_accumulator + tile * kDqFloats + i, zero);
+  }
+#pragma unroll
+  for (int i = 0; i < kRowSteps; i++) {
+    const int r = i * kRowsAtOnce + thread / kRowLanes, q = first + r;
+    float sum = chunk_product(o[i], d_o[i]);
+#pragma unroll
+    for (int step = kRowLanes / 2; step > 0; step /= 2)
+      sum += __shfl_xor_sync(kAllLanes, sum, step);
+    if (lane == 0) {
+      if (arguments.d_lse.data && q < sequence.n_q)
+        sum -= *row_q<float>(arguments.d_lse, sequence, q, head);
+      arguments.delta[tile * kTileQ + r] = sum;
+    }
+  }
+}
+
+} // namespace rota
+
+#endif
