@@ -1,0 +1,331 @@
+// The forward pass through memory, for head dims whose O does not fit the registers of 128 query
+// rows: probabilities of a chunk are written to the workspace and read back as an operand.
+//
+//   work      rows x columns                    sum over     A            B
+//   scores    128 queries x 256 keys            head dim     Q            K     along
+//   O         128 queries x kColumnsV           keys         P along      V     across
+//
+// A tile of P is relative to its own row maxima, rounded up to whole powers of two, since nobody
+// knows those of the whole row yet. The sums of O know them: they multiply P by a power of two,
+// which is exact, on its way from shared memory to registers. So the bits do not depend on when and
+// where a tile was made. Entries: prepare, forward.
+//
+//   stats     of each (group row, pair of kv tiles): 128 row maxima, log2; 128 sums of P
+//
+// Where a unit does not hold all keys of its rows, O's accumulators, maxima and sums wait as fp32
+// in memory for the next; going on with a larger maximum multiplies by a power of two, once more.
+#ifndef ROTA_HOPPER_FORWARD_WIDE_CUH
+#define ROTA_HOPPER_FORWARD_WIDE_CUH
+
+#include "templates/hopper/materialised_prepare.cuh"
+#include "templates/hopper/materialised_works.cuh"
+#include "templates/lib/matrix.cuh"
+
+namespace rota {
+
+constexpr int kStatFloats = 256, kMaximaBytes = 512; // of a pair
+constexpr int kBlocksV = column_blocks(kHeadDimV);
+
+struct OutputLoader : WorkLoader<OutputLoader> {
+  using WorkLoader::WorkLoader;
+
+  ROTA_DEVICE Task describe(const RotaWork &work) const {
+    if ((work.what & 3u) == ROTA_WORK_SCORES)
+      return describe_scores(work);
+    Task task = describe_rows(work, false);
+    task.columns = (int)(work.what >> 2) * kColumnsV;
+    task.place = block(work.tile, 0);
+    task.sums = (unit.sum_q + work.tile - unit.row_begin) * kBlocksV + (int)(work.what >> 2);
+    task.steps = count_tiles(arguments.rows[task.table]);
+    return task;
+  }
+
+  ROTA_DEVICE void load(const RotaWork &, const Task &task) {
+    if (task.kind == (int)ROTA_WORK_SCORES) {
+      load_scores<kHeadDim>(&maps.map[kMapQ], &maps.map[kMapK], task);
+      return;
+    }
+    for_keys(arguments.rows[task.table], [&](int kv64, const StageNote &note) {
+      const long long from = task.place + kv64;
+      step(gradient_bytes<kColumnsV>() + kMaximaBytes, note, [&](unsigned stage, unsigned barrier) {
+        copy_bytes(stage, plan.scores + from * kScoreBlock, kBytesA, barrier);
+        copy_bytes(shared + (unsigned)(kStageScales + kMaximaBytes * ring.stage),
+                   plan.stats + from / kPairBlocks * kStatFloats, kMaximaBytes, barrier);
+        boxes_along<kColumnsV>(stage + kBytesA, &maps.map[kMapV], task.columns, tensor_k(note.key),
+                               unit.kv_head, barrier);
+      });
+    });
+  }
+};
+
+struct OutputConsumer : WorkConsumer {
+  using WorkConsumer::WorkConsumer;
+
+  // ---- Scores ----
+
+  ROTA_DEVICE void scores(const Task &task) {
+    const RotaSequence &sequence = arguments.sequences[task.sequence];
+    const bool partial = (task.flags & kTaskPartial) != 0;
+    const Position at = {task.first_row + lane_row(0),
+                         task.columns + 2 * (lane_index() % 4),
+                         task.head,
+                         sequence.batch,
+                         sequence.n_q,
+                         sequence.n_k};
+    float d[128], top[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f};
+    unsigned words[16];
+    multiply<256, 0, 0, true>(d);
+    for_parts(
+        [&](auto part) { exponents<decltype(part)::kIndex>(arguments, at, partial, d, top); });
+    float base[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      top[r] = ceilf(quad_maximum(top[r]));
+      base[r] = top[r] == -kInfinity ? 0.0f : top[r]; // no key of this pair is allowed
+    }
+    for_parts([&](auto part) {
+      constexpr int kPart = decltype(part)::kIndex;
+      powers<kPart>(base, d, sum, words);
+      if (kPart == 3) // before what makes the store warp signal
+        store_stats(task, top, sum);
+      stage(words);
+    });
+  }
+  ROTA_DEVICE void store_stats(const Task &task, const float (&top)[2], float (&sum)[2]) const {
+    float *to = plan.stats + task.place / kPairBlocks * kStatFloats;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      sum[r] = quad_sum(sum[r]);
+      if (lane_index() % 4 == 0) {
+        to[lane_row(r)] = top[r];
+        to[kStatFloats / 2 + lane_row(r)] = sum[r];
+      }
+    }
+    fence_global_for_engines(); // the maxima are read by the copy engine
+  }
+
+  // ---- O ----
+
+  // 2^x for whole x <= 0 (or NaN); 0 below the smallest normal number.
+  ROTA_DEVICE static float power_of_two(float x) {
+    return x < -126.0f ? 0.0f : x == x ? __uint_as_float((unsigned)(127 + (int)x) << 23) : x;
+  }
+
+  // Raises maximum and sum of this lane's two rows by those of the unit's pairs. factor: of what
+  // was added up before.
+  ROTA_DEVICE void add_stats(const Task &task, float (&top)[2], float (&sum)[2],
+                             float (&factor)[2]) const {
+    const float before[2] = {top[0], top[1]};
+    for_pairs(task, [&](const float *from) {
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        top[r] = maximum(top[r], load_fresh(from + lane_row(r)));
+    });
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      factor[r] = before[r] == -kInfinity ? 0.0f : power_of_two(before[r] - top[r]);
+      sum[r] *= factor[r];
+    }
+    for_pairs(task, [&](const float *from) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const float peak = load_fresh(from + lane_row(r));
+        if (peak != -kInfinity)
+          sum[r] += load_fresh(from + kStatFloats / 2 + lane_row(r)) * power_of_two(peak - top[r]);
+      }
+    });
+  }
+  // The stats of each pair of a row within the unit.
+  template <class Do> ROTA_DEVICE void for_pairs(const Task &task, Do act) const {
+    int before = -1;
+    for (RunWalk walk(arguments, arguments.rows[task.table]); walk.valid();
+         walk.advance(arguments)) {
+      const int pair = walk.tile / 2;
+      if (pair == before || walk.tile < task.kv_begin || walk.tile >= task.kv_end)
+        continue;
+      before = pair;
+      act(plan.stats + (task.place / kPairBlocks + pair) * kStatFloats);
+    }
+  }
+
+  // A operand of one k block: P, times the rows' powers of two.
+  ROTA_DEVICE void load_scaled(unsigned (&a)[4], unsigned tile, int block,
+                               const unsigned (&scale)[2]) const {
+    const int row = thread / kWarp * 16 + lane_index() % 16;
+    load_matrices(a, tile + (unsigned)box_offset(64, row, 2 * block + lane_index() / 16));
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      a[i] = multiply_packed(a[i], scale[i % 2], Element());
+  }
+
+  // One stage; the products of the stage before it, which read the other `a`, may be under way.
+  template <int kN, class Keep>
+  ROTA_DEVICE bool multiply_scaled(float (&d)[kN / 2], unsigned (&a)[4][4], const float (&top)[2],
+                                   Keep keep) {
+    barrier_wait_phase(barriers.full(ring.stage), ring.parity);
+    const unsigned tile = shared + (unsigned)(ring.stage * kStageBytes + group * kPartBytes);
+    const unsigned b = shared + (unsigned)(ring.stage * kStageBytes + kBytesA);
+    const unsigned words = stage_words(shared, ring.stage), word = load_shared_word(words);
+    if (word & (kWordClear | kWordSuspect))
+      clear_rows<kN>(word, words, b, keep);
+    const unsigned maxima = shared + (unsigned)(kStageScales + kMaximaBytes * ring.stage);
+    unsigned scale[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float peak = __uint_as_float(load_shared_word(maxima + 4u * (unsigned)lane_row(r)));
+      const float x = power_of_two(peak - top[r]);
+      scale[r] = pack(x, x, Element());
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      load_scaled(a[i], tile, i, scale);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      Wgmma<kN>::template accumulate<1>(d, a[i], advance(describe_across(b, 64), step_across(i)));
+    wgmma_commit();
+    return (word & kWordLast) != 0;
+  }
+
+  // Whether any query of the tile attends to a key.
+  ROTA_DEVICE bool attended(const Task &task, const RotaSequence &sequence, int key) const {
+    if (key >= sequence.n_k)
+      return false;
+    for (int q = task.first_row; q < task.first_row + kTileQ && q < sequence.n_q; q++)
+      if (mask_allows({q, key, task.head, sequence.batch, sequence.n_q, sequence.n_k}, arguments))
+        return true;
+    return false;
+  }
+
+  template <int kN>
+  ROTA_DEVICE void sum_products(const Task &task, const RotaSequence &sequence, float (&d)[kN / 2],
+                                const float (&top)[2]) {
+    const auto keep = [&](int key) { return attended(task, sequence, key); };
+    unsigned even[4][4], odd[4][4];
+    bool last = multiply_scaled<kN>(d, even, top, keep);
+    int before = ring.stage;
+    const auto next = [&](unsigned(&a)[4][4]) {
+      ring.advance();
+      last = multiply_scaled<kN>(d, a, top, keep);
+      wgmma_wait<1>();
+      release(before);
+      before = ring.stage;
+    };
+    // Stages come in pairs: the halves of a kv tile.
+    next(odd);
+    while (!last) {
+      next(even);
+      next(odd);
+    }
+    ring.advance();
+    wgmma_wait<0>();
+    wgmma_touch(d);
+    release(before);
+  }
+
+  // What goes on in another unit: the accumulators, each thread its own; then maxima and sums.
+  static constexpr int kSumFloats = 128 * kColumnsV + kStatFloats; // of a tile
+  ROTA_DEVICE float *sums_of(const Task &task) const {
+    return plan.sum_q + (long long)task.sums * kSumFloats;
+  }
+  ROTA_DEVICE void load_state(const Task &task, float (&d)[kColumnsV / 2], float (&top)[2],
+                              float (&sum)[2]) const {
+    const float *from = sums_of(task), *stats = from + 128 * kColumnsV;
+    load_sums<kColumnsV>(d, from + group * (64 * kColumnsV) + 4 * thread);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      top[r] = load_fresh(stats + lane_row(r));
+      sum[r] = load_fresh(stats + kStatFloats / 2 + lane_row(r));
+    }
+  }
+  ROTA_DEVICE void store_state(const Task &task, const float (&d)[kColumnsV / 2],
+                               const float (&top)[2], const float (&sum)[2]) const {
+    float *to = sums_of(task), *stats = to + 128 * kColumnsV;
+    store_sums<kColumnsV>(d, to + group * (64 * kColumnsV) + 4 * thread);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (lane_index() % 4 == 0) {
+        stats[lane_row(r)] = top[r];
+        stats[kStatFloats / 2 + lane_row(r)] = sum[r];
+      }
+  }
+
+  ROTA_DEVICE void output(const Task &task) {
+    const RotaSequence sequence = arguments.sequences[task.sequence];
+    const bool first = (task.flags & ROTA_UNIT_FIRST_Q) != 0;
+    float top[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f}, factor[2], base[2];
+    float d[kColumnsV / 2];
+    if (first) {
+#pragma unroll
+      for (int i = 0; i < kColumnsV / 2; i++)
+        d[i] = 0.0f;
+    } else {
+      load_state(task, d, top, sum);
+    }
+    add_stats(task, top, sum, factor);
+#pragma unroll
+    for (int i = 0; i < kColumnsV / 2; i++)
+      d[i] = first ? 0.0f : d[i] * factor[i / 2 % 2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      base[r] = top[r] == -kInfinity ? 0.0f : top[r];
+    if (task.steps > 0)
+      sum_products<kColumnsV>(task, sequence, d, base);
+    if (task.flags & ROTA_UNIT_LAST_Q) {
+      float scale[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        scale[r] = finish_row(task, sequence, r, top[r], sum[r]);
+      store<kColumnsV>(arguments.o, task, false, kHeadDimV, scale, d);
+    } else {
+      store_state(task, d, top, sum);
+    }
+    signal_gradients(task.chunk);
+  }
+
+  // The factor of a row of O; writes its LSE. top: log2.
+  ROTA_DEVICE float finish_row(const Task &task, const RotaSequence &sequence, int r, float top,
+                               float sum) const {
+    float lse = -kInfinity, scale = 0.0f;
+    const int row = task.first_row + lane_row(r);
+    if (row < sequence.n_q) {
+      const float sink = kSinkLogit ? arguments.sink[task.head] * kLog2E : -kInfinity;
+      const float both = maximum(top, sink);
+      if (sum != 0.0f) {
+        const float keys = kSinkLogit ? exp2_fast(top - both) : 1.0f;
+        const float all = kSinkLogit ? __fmaf_rn(sum, keys, exp2_fast(sink - both)) : sum;
+        scale = keys / all;
+        lse = (both + log2_fast(all)) * kLn2;
+      } else if (kSinkLogit) {
+        lse = arguments.sink[task.head];
+      }
+    }
+    if (task.columns == 0 && lane_index() % 4 == 0 && row < sequence.rows_q)
+      *row_q<float>(arguments.lse, sequence, row, task.head) = lse;
+    return scale;
+  }
+
+  ROTA_DEVICE void run() {
+    for (Ring<2> mail(0);;) {
+      const Task task = next_task(barriers, mail);
+      if (task.kind == kTaskEnd)
+        return;
+      if (task.kind == (int)ROTA_WORK_SCORES)
+        scores(task);
+      else
+        output(task);
+    }
+  }
+};
+
+ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &) {
+  reset_works(arguments.materialised);
+}
+
+ROTA_DEVICE void forward(const RotaArguments &arguments, const RotaTensorMaps &maps) {
+  run_works<OutputLoader, OutputConsumer>(arguments, maps);
+}
+
+} // namespace rota
+
+#endif

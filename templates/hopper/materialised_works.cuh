@@ -1,0 +1,587 @@
+// What kernels that pass matrices through memory have in common: works taken by ticket, the stages
+// of operands, and warpgroups that multiply them. For the order of works see lib/materialised.h.
+//
+// A persistent block is a producer warpgroup (loader warp, two store warps) and two consumer
+// warpgroups of 64 rows each. Nothing in a result depends on which block takes which work.
+//
+//   shared memory     kStages x (A 16 KB, B 32 KB) | staging 2 warpgroups x 2 x 8 KB | barriers |
+//                     words and scales of the stages | two Tasks
+//
+//   loader       task ring -> everybody          stages -> consumers
+//   consumers    staging, 64 rows x 64 columns -> store warp of the warpgroup -> workspace
+//
+// A stage is 64 deep in the sum: A is 128 x 64 (two boxes), B up to 256 x 64 (four boxes).
+#ifndef ROTA_HOPPER_MATERIALISED_WORKS_CUH
+#define ROTA_HOPPER_MATERIALISED_WORKS_CUH
+
+#include "instructions.cuh"
+#include "spec.cuh"
+#include "tiling.cuh"
+
+#include "templates/hopper/materialised_scores.cuh"
+#include "templates/lib/barrier.cuh"
+#include "templates/lib/order.cuh"
+#include "templates/lib/tables.cuh"
+
+namespace rota {
+
+// ---- Shared memory ----
+
+constexpr int kStep = 64;                  // of a sum, per stage
+constexpr int kPartBytes = 64 * kBoxPitch; // a box: 64 rows of 64 elements
+constexpr int kBytesA = 2 * kPartBytes, kBytesB = 4 * kPartBytes;
+constexpr int kStageBytes = kBytesA + kBytesB;
+constexpr int kStaging = kStages * kStageBytes;      // [warpgroup][2] parts
+constexpr int kBarriers = kStaging + 4 * kPartBytes; // see Barriers
+constexpr int kStageWords = kBarriers + 8 * (2 * kStages + 12);
+constexpr int kStageScales = kStageWords + 16 * kStages; // see forward_wide.cuh
+constexpr int kMailbox = kStageScales + 512 * kStages;   // two of Task
+constexpr int kTaskBytes = 64;
+constexpr int kCurrentUnit = kMailbox + 2 * kTaskBytes; // the loader's: registers are short
+constexpr int kCurrentSequence = kCurrentUnit + 64;
+constexpr int kSharedEnd = kCurrentSequence + 64;
+static_assert(sizeof(RotaUnit) <= 64 && sizeof(RotaSequence) <= 64, "their places");
+static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the stages");
+static_assert(kTileQ == 128 && kTileKv == 128, "tiles of the map");
+
+constexpr int kConsumerWarps = 8;
+// Blocks of columns: as few as hold the head dim, equally wide.
+__host__ __device__ constexpr int column_blocks(int dim) {
+  return (dim + 255) / 256;
+}
+__host__ __device__ constexpr int columns_of(int dim) {
+  return round_up((dim + column_blocks(dim) - 1) / column_blocks(dim), 16);
+}
+constexpr int kColumnsK = columns_of(kHeadDim), kColumnsV = columns_of(kHeadDimV);
+// Bytes of 128 queries x 64 keys in the workspace: P, and in the backward pass dS.
+constexpr long long kScoreBlock = kScorePlanes * kBytesA;
+constexpr int kPairBlocks = 4; // of a pair of kv tiles
+
+struct Barriers {
+  unsigned base;
+  ROTA_DEVICE unsigned full(int stage) const { return base + 8u * (unsigned)stage; }
+  ROTA_DEVICE unsigned empty(int stage) const { return base + 8u * (unsigned)(kStages + stage); }
+  ROTA_DEVICE unsigned task_full(int i) const { return base + 8u * (unsigned)(2 * kStages + i); }
+  ROTA_DEVICE unsigned task_empty(int i) const { return task_full(2 + i); }
+  ROTA_DEVICE unsigned staged(int group, int i) const { return task_full(4 + 2 * group + i); }
+  ROTA_DEVICE unsigned unstaged(int group, int i) const { return task_full(8 + 2 * group + i); }
+};
+
+// A work, as the loader describes it to consumers and store warps. kind 4: no more works.
+struct Task {
+  int kind, head, sequence, first_row; // query or key within the sequence
+  int columns, chunk, flags, steps;    // first key or first column
+  long long place;                     // block of P in the workspace; or tile of sums
+  int table, sums;                     // entry in the table of rows; forward: tile of sums
+  int kv_begin, kv_end;                // kv tiles of the unit
+};
+constexpr int kTaskEnd = 4, kTaskPartial = 16;
+static_assert(sizeof(Task) <= kTaskBytes, "its place");
+
+// Of a stage, from the loader: bits below; which rows of B to clear (64 bits); B's first key.
+constexpr unsigned kWordLast = 1, kWordClear = 2, kWordSuspect = 4;
+ROTA_DEVICE unsigned stage_words(unsigned shared, int stage) {
+  return shared + (unsigned)(kStageWords + 16 * stage);
+}
+// What the loader says of a stage.
+struct StageNote {
+  bool last, suspect;       // the sum's last; B may hold what is not finite in keys nobody attends
+  unsigned long long clear; // rows of B that must not be multiplied, even by 0
+  int key;
+};
+// The rows of 64 from `first` on that lie beyond n.
+ROTA_DEVICE unsigned long long rows_beyond(int first, int n) {
+  const int left = n - first;
+  return left >= 64 ? 0 : left <= 0 ? ~0ull : ~0ull << left;
+}
+
+// ---- The loader ----
+
+// Kernel has describe(work) and load(work, task).
+template <class Kernel> struct WorkLoader {
+  const RotaArguments &arguments;
+  const RotaTensorMaps &maps;
+  const RotaMaterialised &plan;
+  const Barriers barriers;
+  const unsigned shared;
+  Ring<kStages> ring;
+  int segment, next_ticket; // next_ticket: of the segment after
+  RotaSegment current;
+  RotaUnit &unit;         // of the segment; in shared memory
+  RotaSequence &sequence; // of the unit
+  int ready;              // what has been waited for: 2 * chunk + phase
+
+  ROTA_DEVICE WorkLoader(const RotaArguments &arguments, const RotaTensorMaps &maps,
+                         Barriers barriers, unsigned shared)
+      : arguments(arguments), maps(maps), plan(arguments.materialised), barriers(barriers),
+        shared(shared), ring(1), segment(-1), next_ticket(0),
+        unit(*reinterpret_cast<RotaUnit *>(dynamic_shared() + kCurrentUnit)),
+        sequence(*reinterpret_cast<RotaSequence *>(dynamic_shared() + kCurrentSequence)),
+        ready(-1) {}
+
+  // Moves on to the segment of a ticket; tickets ascend.
+  ROTA_DEVICE void seek(int ticket) {
+    if (ticket < next_ticket)
+      return;
+    for (;;) {
+      const int at = segment + 1 + lane_index();
+      const bool beyond = at >= plan.segment_count || plan.segments[at].first_ticket > ticket;
+      const unsigned found = __ballot_sync(kAllLanes, beyond);
+      if (found) {
+        segment += __ffs((int)found) - 1;
+        break;
+      }
+      segment += kWarp;
+    }
+    current = plan.segments[segment];
+    next_ticket = segment + 1 < plan.segment_count ? plan.segments[segment + 1].first_ticket
+                                                   : plan.ticket_count;
+    __syncwarp();
+    if (lane_index() == 0) {
+      const RotaUnit next = plan.units[current.unit];
+      unit = next;
+      sequence = arguments.sequences[next.sequence];
+    }
+    __syncwarp();
+  }
+
+  ROTA_DEVICE const int *scores_done(int chunk) const { return plan.counters + 1 + 2 * chunk; }
+  ROTA_DEVICE const int *gradients_done(int chunk) const { return scores_done(chunk) + 1; }
+  ROTA_DEVICE void wait_for_gradients(int chunk) const {
+    wait_for_signals(gradients_done(chunk), 2 * plan.chunks[chunk].gradients);
+  }
+  // What a work of this phase reads has been written, what it overwrites has been read: two
+  // signals, of each warpgroup, for each work of the phases it depends on.
+  ROTA_DEVICE void wait(bool scores) {
+    const int c = current.chunk, key = 2 * c + (scores ? 0 : 1);
+    if (key == ready)
+      return;
+    ready = key;
+    if (scores) {
+      if (c >= ROTA_PLACES)
+        wait_for_gradients(c - ROTA_PLACES);
+    } else {
+      wait_for_signals(scores_done(c), 2 * plan.chunks[c].scores);
+      // Sums go on where the chunk before left them, or in the place of another head's.
+      if (c >= 1 && unit.flags != ROTA_UNIT_WHOLE)
+        wait_for_gradients(c - 1);
+    }
+    fence_global_for_engines();
+  }
+
+  // One stage: `fill(stage's address, barrier)`, by one lane, starts copies of so many bytes.
+  template <class Fill> ROTA_DEVICE void step(int bytes, const StageNote &note, Fill fill) {
+    barrier_wait_phase(barriers.empty(ring.stage), ring.parity);
+    if (lane_index() == 0) {
+      const unsigned words = stage_words(shared, ring.stage);
+      store_shared_word(words, (note.last ? kWordLast : 0) | (note.clear ? kWordClear : 0) |
+                                   (note.suspect ? kWordSuspect : 0));
+      store_shared_word(words + 4, (unsigned)note.clear);
+      store_shared_word(words + 8, (unsigned)(note.clear >> 32));
+      store_shared_word(words + 12, (unsigned)note.key);
+      barrier_expect(barriers.full(ring.stage), bytes);
+      fill(shared + (unsigned)(ring.stage * kStageBytes), barriers.full(ring.stage));
+    }
+    __syncwarp();
+    ring.advance();
+  }
+
+  // Number of the block of 64 keys `kv64` of a group row.
+  ROTA_DEVICE long long block(int row, int kv64) const {
+    return (long long)(current.chunk % ROTA_PLACES) * plan.place_blocks + unit.scores +
+           (long long)(row - unit.row_begin) * (2 * unit.kv_tiles) + (kv64 - 2 * unit.kv_begin);
+  }
+  ROTA_DEVICE int tensor_q(int q) const { return (int)sequence.begin_q + q; }
+  ROTA_DEVICE int tensor_k(int k) const { return (int)sequence.begin_k + k; }
+
+  // kRows / 64 boxes, one below the other.
+  template <int kRows>
+  ROTA_DEVICE void boxes_down(unsigned to, const RotaTensorMap *map, int column, int row, int head,
+                              unsigned barrier) const {
+#pragma unroll
+    for (int i = 0; i < kRows / 64; i++)
+      copy_box(to + (unsigned)(i * kPartBytes), map, column, row + 64 * i, head, sequence.slot,
+               barrier);
+  }
+  // The boxes that hold kColumns columns of 64 rows, side by side.
+  template <int kColumns>
+  ROTA_DEVICE void boxes_along(unsigned to, const RotaTensorMap *map, int column, int row, int head,
+                               unsigned barrier) const {
+#pragma unroll
+    for (int i = 0; i < (kColumns + 63) / 64; i++)
+      copy_box(to + (unsigned)(i * kPartBytes), map, column + 64 * i, row, head, sequence.slot,
+               barrier);
+  }
+  template <int kColumns> ROTA_DEVICE static constexpr int gradient_bytes() {
+    return kBytesA + (kColumns + 63) / 64 * kPartBytes;
+  }
+
+  // S or dP of a query tile and a pair of kv tiles: over the head dim.
+  template <int kDim>
+  ROTA_DEVICE void load_scores(const RotaTensorMap *map_a, const RotaTensorMap *map_b,
+                               const Task &task) {
+    constexpr int kSteps = (kDim + kStep - 1) / kStep;
+    for (int i = 0; i < kSteps; i++) {
+      const StageNote note = {i + 1 == kSteps, false, 0, 0};
+      step(kStageBytes, note, [&](unsigned stage, unsigned barrier) {
+        boxes_down<128>(stage, map_a, kStep * i, tensor_q(task.first_row), task.head, barrier);
+        boxes_down<256>(stage + kBytesA, map_b, kStep * i, tensor_k(task.columns), unit.kv_head,
+                        barrier);
+      });
+    }
+  }
+
+  // Over the keys that a query tile attends to: half(kv tile, half, note) for each 64 of them.
+  template <class Half> ROTA_DEVICE void for_keys(const RotaRow &table, Half half) {
+    const int end = unit.kv_begin + unit.kv_tiles;
+    int left = count_tiles(table);
+    for (RunWalk walk(arguments, table); walk.valid() && left > 0; walk.advance(arguments)) {
+      if (walk.tile < unit.kv_begin || walk.tile >= end)
+        continue;
+      left--;
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int key = walk.tile * kTileKv + 64 * i;
+        half(2 * walk.tile + i, StageNote{i == 1 && left == 0, kHasMask && walk.partial(),
+                                          rows_beyond(key, sequence.n_k), key});
+      }
+    }
+  }
+  // kv tiles of a row within the unit.
+  ROTA_DEVICE int count_tiles(const RotaRow &table) const {
+    int count = 0;
+    for (int i = table.run_begin; i < table.run_end; i++) {
+      const RotaRun run = arguments.runs[i];
+      const int end = (int)(run.end_kind & ~ROTA_RUN_PARTIAL);
+      const int first = larger(run.begin, unit.kv_begin);
+      count += larger(0, smaller(end, unit.kv_begin + unit.kv_tiles) - first);
+    }
+    return count;
+  }
+  ROTA_DEVICE int row_entry(int row) const {
+    return unit.row_table + row / sequence.q_tiles * unit.row_step + row % sequence.q_tiles;
+  }
+
+  // The part of a task's description that all kinds share; `keys`: its rows are keys.
+  ROTA_DEVICE Task describe_rows(const RotaWork &work, bool keys) const {
+    Task task;
+    task.kind = (int)(work.what & 3u);
+    task.sequence = unit.sequence;
+    task.chunk = current.chunk;
+    task.flags = unit.flags;
+    task.head = keys ? unit.kv_head : unit.kv_head * kGroup + work.tile / sequence.q_tiles;
+    task.first_row = keys ? work.tile * kTileKv : work.tile % sequence.q_tiles * kTileQ;
+    task.columns = 0;
+    task.steps = 1;
+    task.place = 0;
+    task.kv_begin = unit.kv_begin;
+    task.kv_end = unit.kv_begin + unit.kv_tiles;
+    task.sums = 0;
+    task.table = keys ? 0 : row_entry(work.tile);
+    return task;
+  }
+  ROTA_DEVICE Task describe_scores(const RotaWork &work) const {
+    Task task = describe_rows(work, false);
+    const int pair = (int)(work.what >> 4);
+    task.columns = 2 * pair * kTileKv;
+    task.place = block(work.tile, kPairBlocks * pair);
+    if ((work.what >> 2 & 3u) != 0 || task.first_row + kTileQ > sequence.n_q ||
+        task.columns + 2 * kTileKv > sequence.n_k)
+      task.flags |= kTaskPartial;
+    return task;
+  }
+
+  // Takes works until there are none. The next ticket is drawn while this one's loads run.
+  ROTA_DEVICE void run() {
+    Kernel &kernel = static_cast<Kernel &>(*this);
+    Ring<2> mail(1);
+    for (int ticket = draw();;) {
+      const bool more = ticket < plan.ticket_count;
+      RotaWork work = {0, 0};
+      Task task;
+      task.kind = kTaskEnd;
+      if (more) {
+        seek(ticket);
+        work = plan.works[current.work_begin + ticket - current.first_ticket];
+        task = kernel.describe(work);
+        wait(task.kind == (int)ROTA_WORK_SCORES);
+      }
+      barrier_wait_phase(barriers.task_empty(mail.stage), mail.parity);
+      if (lane_index() == 0) {
+        *reinterpret_cast<Task *>(dynamic_shared() + kMailbox + mail.stage * kTaskBytes) = task;
+        barrier_arrive(barriers.task_full(mail.stage));
+      }
+      __syncwarp();
+      mail.advance();
+      if (!more)
+        return;
+      ticket = draw();
+      if (task.steps > 0)
+        kernel.load(work, task);
+    }
+  }
+  ROTA_DEVICE int draw() const {
+    int ticket = 0;
+    if (lane_index() == 0)
+      ticket = take_ticket(plan.counters);
+    return __shfl_sync(kAllLanes, ticket, 0);
+  }
+};
+
+// The next task, for a warp; its place is free again on return.
+ROTA_DEVICE Task next_task(const Barriers &barriers, Ring<2> &mail) {
+  barrier_wait_phase(barriers.task_full(mail.stage), mail.parity);
+  const Task task =
+      *reinterpret_cast<const Task *>(dynamic_shared() + kMailbox + mail.stage * kTaskBytes);
+  __syncwarp();
+  if (lane_index() == 0)
+    barrier_arrive(barriers.task_empty(mail.stage));
+  mail.advance();
+  return task;
+}
+
+// ---- Store warps: one per warpgroup, from staging to the workspace ----
+
+ROTA_DEVICE void store_scores(const RotaMaterialised &plan, Barriers barriers, unsigned shared,
+                              int group) {
+  Ring<2> mail(0), ring(0);
+  for (;;) {
+    const Task task = next_task(barriers, mail);
+    if (task.kind == kTaskEnd)
+      return;
+    if (task.kind != (int)ROTA_WORK_SCORES)
+      continue;
+    unsigned char *to = plan.scores + task.place * kScoreBlock + group * kPartBytes;
+    for (int i = 0; i < kPairBlocks * kScorePlanes; i++) { // 64 keys each: P, P, P, P, dS ...
+      barrier_wait_phase(barriers.staged(group, ring.stage), ring.parity);
+      if (lane_index() == 0) {
+        store_bytes(to + i % kPairBlocks * kScoreBlock + i / kPairBlocks * kBytesA,
+                    shared + (unsigned)(kStaging + (2 * group + ring.stage) * kPartBytes),
+                    kPartBytes);
+        bulk_commit();
+        bulk_wait_read<0>();
+        barrier_arrive(barriers.unstaged(group, ring.stage));
+      }
+      __syncwarp();
+      ring.advance();
+    }
+    if (lane_index() == 0) {
+      bulk_wait<0>();
+      fence_global_for_engines();
+      add_release(plan.counters + 1 + 2 * task.chunk, 1);
+    }
+    __syncwarp();
+  }
+}
+
+// ---- Consumers ----
+
+struct WorkConsumer {
+  const RotaArguments &arguments;
+  const RotaMaterialised &plan;
+  const Barriers barriers;
+  const unsigned shared;
+  const int group, thread; // warpgroup; thread within it
+  Ring<kStages> ring;
+  Ring<2> staging;
+
+  ROTA_DEVICE WorkConsumer(const RotaArguments &arguments, Barriers barriers, unsigned shared,
+                           int group)
+      : arguments(arguments), plan(arguments.materialised), barriers(barriers), shared(shared),
+        group(group), thread((int)threadIdx.x % kWarpgroup), ring(0), staging(1) {}
+
+  // Of half r of this lane's rows.
+  ROTA_DEVICE int lane_row(int r) const {
+    return 64 * group + thread / kWarp * 16 + 8 * r + lane_index() / 4;
+  }
+
+  // A row of B: zeros.
+  template <int kColumns> ROTA_DEVICE void clear_row(unsigned b, int row) const {
+#pragma unroll 1
+    for (int i = 0; i < (kColumns + 63) / 64 * 8; i++)
+      store_shared_chunk(b + (unsigned)(i / 8 * kPartBytes + row * kBoxPitch + i % 8 * 16),
+                         Chunk{{0, 0, 0, 0}});
+  }
+  // Clears rows of B as the stage's words say; a suspect row with something that is not finite,
+  // unless keep(key): 0 * NaN must not reach a row that does not attend to the key. Four threads
+  // look at a row. All consumers, before the products.
+  template <int kColumns, class Keep>
+  ROTA_DEVICE void clear_rows(unsigned word, unsigned words, unsigned b, Keep keep) const {
+    const int row = (group * kWarpgroup + thread) / 4, part = thread % 4;
+    const unsigned bits = load_shared_word(words + (row < 32 ? 4u : 8u));
+    bool clear = (word & kWordClear) && (bits >> row % 32 & 1u);
+    if ((word & kWordSuspect) && !clear) {
+      unsigned found = 0;
+      for (int i = part; i < (kColumns + 63) / 64 * 8; i += 4) {
+        const Chunk x =
+            load_shared_chunk(b + (unsigned)(i / 8 * kPartBytes + row * kBoxPitch + i % 8 * 16));
+        for (int j = 0; j < 4; j++)
+          found |= packed_not_finite(x.word[j], Element());
+      }
+      found |= __shfl_xor_sync(kAllLanes, found, 1);
+      found |= __shfl_xor_sync(kAllLanes, found, 2);
+      clear = found && !keep((int)load_shared_word(words + 12) + row);
+    }
+    if (clear && part == 0)
+      clear_row<kColumns>(b, row);
+    fence_shared_for_engines();
+    named_barrier_sync(1, 2 * kWarpgroup);
+  }
+
+  // The products of one stage; returns whether it was the sum's last.
+  template <int kN, int kAcrossA, int kAcrossB, bool kFirst>
+  ROTA_DEVICE bool multiply_stage(float (&d)[kN / 2]) {
+    barrier_wait_phase(barriers.full(ring.stage), ring.parity);
+    const unsigned a = shared + (unsigned)(ring.stage * kStageBytes + group * kPartBytes);
+    const unsigned b = shared + (unsigned)(ring.stage * kStageBytes + kBytesA);
+    const unsigned words = stage_words(shared, ring.stage), word = load_shared_word(words);
+    if (kAcrossB && (word & (kWordClear | kWordSuspect)))
+      clear_rows<kN>(word, words, b, [](int) { return false; });
+    const Descriptor from_a = kAcrossA ? describe_across(a, 64) : describe_along(a);
+    const Descriptor from_b = kAcrossB ? describe_across(b, 64) : describe_along(b);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kStep / 16; i++) {
+      const Descriptor da = advance(from_a, kAcrossA ? step_across(i) : 32 * i);
+      const Descriptor db = advance(from_b, kAcrossB ? step_across(i) : 32 * i);
+      if (kFirst && i == 0)
+        Wgmma<kN>::template multiply<kAcrossA, kAcrossB>(d, da, db);
+      else
+        Wgmma<kN>::template accumulate<kAcrossA, kAcrossB>(d, da, db);
+    }
+    wgmma_commit();
+    return (word & kWordLast) != 0;
+  }
+  ROTA_DEVICE void release(int stage) const {
+    if (lane_index() == 0)
+      barrier_arrive(barriers.empty(stage));
+  }
+  // d = (kFresh) or += the whole sum.
+  template <int kN, int kAcrossA, int kAcrossB, bool kFresh>
+  ROTA_DEVICE void multiply(float (&d)[kN / 2]) {
+    bool last = multiply_stage<kN, kAcrossA, kAcrossB, kFresh>(d);
+    int before = ring.stage;
+    ring.advance();
+    while (!last) {
+      last = multiply_stage<kN, kAcrossA, kAcrossB, false>(d);
+      wgmma_wait<1>();
+      release(before);
+      before = ring.stage;
+      ring.advance();
+    }
+    wgmma_wait<0>();
+    wgmma_touch(d);
+    release(before);
+  }
+
+  // Packed pairs of 64 keys to staging, in the order of a box.
+  ROTA_DEVICE void stage(const unsigned (&x)[16]) {
+    barrier_wait_phase(barriers.unstaged(group, staging.stage), staging.parity);
+    const unsigned to = shared + (unsigned)(kStaging + (2 * group + staging.stage) * kPartBytes);
+    const int row = thread / kWarp * 16 + lane_index() % 16, chunk = lane_index() / 16;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const unsigned four[4] = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+      store_matrices(to + (unsigned)box_offset(64, row, 2 * i + chunk), four);
+    }
+    fence_shared_for_engines();
+    barrier_arrive(barriers.staged(group, staging.stage));
+    staging.advance();
+  }
+
+  // Rows of an output: rounded, times scale[r]; rows beyond `used` as zeros.
+  template <int kN>
+  ROTA_DEVICE void store(const RotaTensor &tensor, const Task &task, bool keys, int dim,
+                         const float (&scale)[2], const float (&d)[kN / 2]) const {
+    const RotaSequence &sequence = arguments.sequences[task.sequence];
+    const int used = keys ? sequence.n_k : sequence.n_q;
+    const int slot_rows = keys ? sequence.rows_k : sequence.rows_q;
+    const long long begin = keys ? sequence.begin_k : sequence.begin_q;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = task.first_row + lane_row(r);
+      if (row >= slot_rows)
+        continue;
+      Element *to = element_at<Element>(tensor, sequence.slot, begin + row, task.head);
+      const bool zero = row >= used || scale[r] == 0.0f;
+#pragma unroll
+      for (int i = 0; i < kN / 8; i++) {
+        const int column = task.columns + 8 * i + 2 * (lane_index() % 4);
+        const unsigned x =
+            pack(scale[r] * d[4 * i + 2 * r], scale[r] * d[4 * i + 2 * r + 1], Element());
+        if (column < dim)
+          store_global_word(to + column, zero ? 0u : x);
+      }
+    }
+  }
+
+  // Sums of the units before or for those after: each thread finds its own again.
+  template <int kN> ROTA_DEVICE void load_sums(float (&d)[kN / 2], const float *mine) const {
+#pragma unroll
+    for (int i = 0; i < kN / 8; i++) {
+      float x[4];
+      load_sum(x, mine + 4 * kWarpgroup * i);
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        d[4 * i + j] = x[j];
+    }
+  }
+  template <int kN> ROTA_DEVICE void store_sums(const float (&d)[kN / 2], float *mine) const {
+#pragma unroll
+    for (int i = 0; i < kN / 8; i++) {
+      const float x[4] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
+      store_sum(mine + 4 * kWarpgroup * i, x);
+    }
+  }
+
+  // This warpgroup has finished a work of a chunk's second phase.
+  ROTA_DEVICE void signal_gradients(int chunk) const {
+    named_barrier_sync(2 + group, kWarpgroup);
+    if (thread == 0)
+      add_release(plan.counters + 2 + 2 * chunk, 1);
+  }
+};
+
+ROTA_DEVICE void start_barriers(Barriers barriers) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; i++) {
+      barrier_init(barriers.full(i), 1);
+      barrier_init(barriers.empty(i), kConsumerWarps);
+    }
+    for (int i = 0; i < 2; i++) {
+      barrier_init(barriers.task_full(i), 1);
+      barrier_init(barriers.task_empty(i), kConsumerWarps + 2);
+      for (int group = 0; group < 2; group++) {
+        barrier_init(barriers.staged(group, i), kWarpgroup);
+        barrier_init(barriers.unstaged(group, i), 1);
+      }
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+}
+
+// A block of 384 threads, two consumer warpgroups first.
+template <class Loader, class Consumer>
+ROTA_DEVICE void run_works(const RotaArguments &arguments, const RotaTensorMaps &maps) {
+  const unsigned shared = shared_address(dynamic_shared());
+  const Barriers barriers = {shared + (unsigned)kBarriers};
+  start_barriers(barriers);
+  wait_for_predecessor();
+  const int group = (int)threadIdx.x / kWarpgroup;
+  if (group == 2) {
+    registers_lower<56>();
+    const int warp = warp_index() - 2 * kWarpgroup / kWarp;
+    if (warp == 0)
+      Loader(arguments, maps, barriers, shared).run();
+    else if (warp <= 2)
+      store_scores(arguments.materialised, barriers, shared, warp - 1);
+  } else {
+    registers_raise<224>();
+    Consumer(arguments, barriers, shared, group).run();
+  }
+}
+
+} // namespace rota
+
+#endif
