@@ -15,23 +15,29 @@ static void print_line(const Tiling *tiling, const Target *target, rota_directio
                        const Cubin *cubin) {
   printf("%-8s  %-8s %-6s %3d x %-3d  %3d registers  %3d bytes spilled  %6d bytes shared  "
          "%7zu bytes  %s",
-         direction_name(direction), tiling->algorithm, target->name, tiling->tile_q,
+         direction_name(direction), tiling->algorithm, tiling_code(tiling, target), tiling->tile_q,
          tiling->tile_kv, cubin->registers, cubin->spill_bytes,
          cubin->shared_bytes + tiling_shared_bytes(tiling), cubin->bytes,
          cubin->hit ? "from the cache\n" : "");
   if (!cubin->hit)
     printf("compiled in %.2f s\n", cubin->seconds);
+  printf("          %s kernels", tiling->architecture);
+  if (tiling->passed_over[0])
+    printf(" (%s)", tiling->passed_over);
+  putchar('\n');
 }
 
 static json_t *describe(const Tiling *tiling, const Target *target, rota_direction direction,
                         const Cubin *cubin) {
-  return json_pack(
-      "{s:s s:s s:s s:s s:i s:i s:i s:i s:i s:I s:f s:b s:s}", "direction",
-      direction_name(direction), "algorithm", tiling->algorithm, "architecture", target->name,
-      "template", tiling->template_path, "tile_q", tiling->tile_q, "tile_kv", tiling->tile_kv,
-      "registers", cubin->registers, "spill_bytes", cubin->spill_bytes, "shared_bytes",
-      cubin->shared_bytes + tiling_shared_bytes(tiling), "cubin_bytes", (json_int_t)cubin->bytes,
-      "compile_seconds", cubin->seconds, "cache_hit", cubin->hit, "key", cubin->key.hex);
+  return json_pack("{s:s s:s s:s s:s s:s s:s s:i s:i s:i s:i s:i s:I s:f s:b s:s}", "direction",
+                   direction_name(direction), "algorithm", tiling->algorithm, "architecture",
+                   tiling_code(tiling, target), "kernels", tiling->architecture, "passed_over",
+                   tiling->passed_over, "template", tiling->template_path, "tile_q", tiling->tile_q,
+                   "tile_kv", tiling->tile_kv, "registers", cubin->registers, "spill_bytes",
+                   cubin->spill_bytes, "shared_bytes",
+                   cubin->shared_bytes + tiling_shared_bytes(tiling), "cubin_bytes",
+                   (json_int_t)cubin->bytes, "compile_seconds", cubin->seconds, "cache_hit",
+                   cubin->hit, "key", cubin->key.hex);
 }
 
 static rota_status compile_direction(const Options *options, Model *model, rota_direction direction,
@@ -43,7 +49,8 @@ static rota_status compile_direction(const Options *options, Model *model, rota_
   Cubin *cubin;
   ROTA_TRY(model_target(options, model, &target));
   ROTA_TRY(model_program(options, model, direction, &target, &tiling, &program));
-  rota_status status = compile_program(state->compiler, program, target.name, &cubin);
+  rota_status status =
+      compile_program(state->compiler, program, tiling_code(&tiling, &target), &cubin);
   program_destroy(program);
   ROTA_TRY(status);
   if (options->json)

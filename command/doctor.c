@@ -24,7 +24,33 @@ static void report(json_t *findings, bool json, bool ok, const char *what, const
     printf("              -> %s\n", advice);
 }
 
-static void examine_driver(json_t *findings, bool json) {
+/* Whose kernels serve a common model on the device, and why no better ones do. */
+static void examine_kernels(json_t *findings, bool json, Script *script, const Device *device) {
+  Spec spec;
+  if (script_spec(script, "return rota.attention { head_dim = 128 }", "doctor", &spec) != ROTA_OK) {
+    report(findings, json, false, "kernels", status_message(), "is ROTA_OVERRIDE_DIR right?");
+    return;
+  }
+  for (int direction = ROTA_FORWARD; direction <= ROTA_BACKWARD; direction++) {
+    Tiling tiling;
+    const char *name = direction_name((rota_direction)direction);
+    if (script_tiling(script, &spec, (rota_direction)direction, ROTA_LAYOUT_ALIGNED,
+                      &device->target, &tiling) != ROTA_OK) {
+      report(findings, json, false, "kernels", status_message(), "is ROTA_OVERRIDE_DIR right?");
+      continue;
+    }
+    char text[512];
+    snprintf(text, sizeof text, "cuda:%d bf16, head_dim 128, %s: %s%s%s%s", device->ordinal, name,
+             tiling.architecture, tiling.passed_over[0] ? " (" : "", tiling.passed_over,
+             tiling.passed_over[0] ? ")" : "");
+    bool old = device->target.sm >= 90 && !device->target.tensor_maps;
+    report(findings, json, !old, "kernels", text,
+           "a driver for CUDA 12.0 or newer runs faster kernels on this GPU");
+  }
+  spec_free(&spec);
+}
+
+static void examine_driver(json_t *findings, bool json, Script *script) {
   const Driver *driver;
   if (driver_get(&driver) != ROTA_OK) {
     report(findings, json, false, "driver", status_message(),
@@ -47,6 +73,7 @@ static void examine_driver(json_t *findings, bool json) {
              target->shared_per_block / 1024);
     report(findings, json, target->sm >= 80, "gpu", text,
            "the kernels need sm_80 or newer; the CPU device serves instead");
+    examine_kernels(findings, json, script, device);
     device_release(device);
   }
 }
@@ -115,16 +142,25 @@ int command_doctor(int count, char **arguments) {
   Log log;
   log_init(&log, -1);
   CompilerOptions compiler_options = {.log = &log};
-  Compiler *compiler;
-  if (compiler_create(&compiler_options, &compiler) != ROTA_OK)
+  Compiler *compiler = NULL;
+  Store *store = NULL;
+  Script *script = NULL;
+  if (compiler_create(&compiler_options, &compiler) != ROTA_OK ||
+      store_create(environment_get(ENVIRONMENT_OVERRIDE_DIR), &store) != ROTA_OK ||
+      script_create(store, &script) != ROTA_OK) {
+    store_destroy(store);
+    compiler_destroy(compiler);
     return command_fail("doctor");
+  }
   json_t *findings = json_array();
   if (!options.json)
     printf("rota %s\n", rota_version());
-  examine_driver(findings, options.json);
+  examine_driver(findings, options.json, script);
   examine_compiler(findings, options.json, compiler);
   examine_cache(findings, options.json, compiler_cache(compiler));
   examine_environment(findings, options.json);
+  script_destroy(script);
+  store_destroy(store);
   compiler_destroy(compiler);
   if (!options.json) {
     json_decref(findings);

@@ -76,6 +76,11 @@ void emit_tiling(const Tiling *tiling, Text *out) {
     append_camel(out, tiling->fields[i].name);
     text_format(out, " = %d;   // tiling.%s\n", tiling->fields[i].value, tiling->fields[i].name);
   }
+  for (int i = 0; i < tiling->map_count; i++) {
+    text_append(out, "inline constexpr int kMap");
+    append_camel(out, mapped_name(tiling->maps[i].tensor));
+    text_format(out, " = %d;   // tiling.tensor_maps: boxes of %d rows\n", i, tiling->maps[i].rows);
+  }
   text_append(out, "\n}  // namespace rota\n");
 }
 
@@ -169,10 +174,27 @@ static void begin_expression_header(const char *what, Text *out) {
               what);
 }
 
+/* Bounds of the keys that a query may attend, where the mask is such an interval. */
+static void emit_columns(const Spec *spec, Text *out) {
+  Expression *first = NULL, *end = NULL;
+  bool interval = !spec->mask || expression_columns(spec->mask, &first, &end);
+  text_format(out,
+              "\n// Does the mask allow the keys mask_first(at) <= k < mask_end(at) and no other, "
+              "whatever at.k?\ninline constexpr bool kMaskIsInterval = %s;\n",
+              truth(interval));
+  emit_function("mask.cuh", "int mask_first(const Position &at, const RotaArguments &arguments)",
+                first, &spec->symbols, true, "0", out);
+  emit_function("mask.cuh", "int mask_end(const Position &at, const RotaArguments &arguments)", end,
+                &spec->symbols, true, "at.n_k", out);
+  expression_release(first);
+  expression_release(end);
+}
+
 void emit_mask(const Spec *spec, Text *out) {
   begin_expression_header("May this query attend this key? The caller checks k < n_k.", out);
   emit_function("mask.cuh", "bool mask_allows(const Position &at, const RotaArguments &arguments)",
                 spec->mask, &spec->symbols, true, "true", out);
+  emit_columns(spec, out);
   text_append(out, "\n}  // namespace rota\n");
 }
 
@@ -188,9 +210,9 @@ void emit_score(const Spec *spec, Text *out) {
   text_append(out, "\n}  // namespace rota\n");
 }
 
-void emit_instructions(const Spec *spec, Text *out) {
+void emit_instructions(const Spec *spec, const Tiling *tiling, Text *out) {
   text_append(out, "// Tensor-core instructions in use.\n#pragma once\n\nnamespace rota {\n\n");
-  instructions_emit(spec->dtype, out);
+  instructions_emit(spec->dtype, tiling->wgmma, tiling->wgmma_count, out);
   text_append(out, "\n}  // namespace rota\n");
 }
 
@@ -210,10 +232,12 @@ void emit_main(const Spec *spec, rota_layout layout, const Tiling *tiling, Text 
   for (int i = 0; i < tiling->launch_count; i++) {
     const char *entry = tiling->launches[i].entry;
     const char *name = strncmp(entry, "rota_", 5) == 0 ? entry + 5 : entry;
-    text_format(
-        out,
-        "\nextern \"C\" __global__ void __launch_bounds__(%d, %d)\n"
-        "%s(const __grid_constant__ RotaArguments arguments) {\n  rota::%s(arguments);\n}\n",
-        tiling->launches[i].threads, blocks_per_sm, entry, name);
+    text_format(out,
+                "\nextern \"C\" __global__ void __launch_bounds__(%d, %d)\n"
+                "%s(const __grid_constant__ RotaArguments arguments%s) {\n"
+                "  rota::%s(arguments%s);\n}\n",
+                tiling->launches[i].threads, blocks_per_sm, entry,
+                tiling->map_count ? ",\n    const __grid_constant__ RotaTensorMaps maps" : "", name,
+                tiling->map_count ? ", maps" : "");
   }
 }

@@ -9,11 +9,11 @@
 #include "generator/spec.h"
 #include "generator/tiling.h"
 
-void emit_spec(const Spec *spec, rota_layout layout, Text *out); /* spec.cuh */
-void emit_tiling(const Tiling *tiling, Text *out);               /* tiling.cuh */
-void emit_mask(const Spec *spec, Text *out);                     /* mask.cuh */
-void emit_score(const Spec *spec, Text *out);                    /* score.cuh */
-void emit_instructions(const Spec *spec, Text *out);             /* instructions.cuh */
+void emit_spec(const Spec *spec, rota_layout layout, Text *out);           /* spec.cuh */
+void emit_tiling(const Tiling *tiling, Text *out);                         /* tiling.cuh */
+void emit_mask(const Spec *spec, Text *out);                               /* mask.cuh */
+void emit_score(const Spec *spec, Text *out);                              /* score.cuh */
+void emit_instructions(const Spec *spec, const Tiling *tiling, Text *out); /* instructions.cuh */
 void emit_main(const Spec *spec, rota_layout layout, const Tiling *tiling, Text *out); /* main.cu */
 
 #endif

@@ -1,6 +1,8 @@
 /* Tensor-core instructions, emitted from a table: see instructions.h. */
 #include "generator/instructions.h"
 
+#include <stdbool.h>
+
 /* One mma.sync shape: registers of 32 bits that a thread holds of each operand. */
 typedef struct MmaShape {
   int m, n, k;
@@ -52,10 +54,73 @@ static void emit_mma(const MmaShape *shape, const char *type, Text *out) {
   text_append(out, ");\n}\n");
 }
 
-void instructions_emit(rota_dtype dtype, Text *out) {
+/* One product of a warpgroup: D[64][n] = or += A[64][16] B[16][n]. A comes from shared memory or
+ * from registers; the first product of a sum writes its accumulators without reading them. */
+typedef struct WgmmaForm {
+  const char *name;
+  bool registers; /* A; else shared memory */
+  bool first;
+} WgmmaForm;
+
+static const WgmmaForm wgmma_forms[] = {
+    {"multiply", false, true},
+    {"accumulate", false, false},
+    {"multiply", true, true},
+    {"accumulate", true, false},
+};
+
+static void emit_wgmma_form(const WgmmaForm *form, int n, const char *type, Text *out) {
+  int d = n / 2, a = form->registers ? 4 : 1; /* operands */
+  text_format(out, "  template <%sint kAcrossB>\n  __device__ __forceinline__ static void %s(",
+              form->registers ? "" : "int kAcrossA, ", form->name);
+  text_format(out, "float (&d)[%d], %s, unsigned long long b) {\n", d,
+              form->registers ? "const unsigned (&a)[4]" : "unsigned long long a");
+  text_format(out,
+              "    asm volatile(\"{\\n.reg .pred add;\\nsetp.ne.b32 add, %d, 0;\\n\"\n"
+              "                 \"wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s \"\n"
+              "                 \"",
+              form->first ? 0 : 1, n, type, type);
+  emit_registers(out, 0, d);
+  text_append(out, ", ");
+  if (form->registers)
+    emit_registers(out, d, a);
+  else
+    text_format(out, "%%%d", d);
+  text_format(out, ", %%%d, add, 1, 1%s", d + a, form->registers ? "" : ", ");
+  if (!form->registers)
+    text_format(out, "%%%d", d + a + 1);
+  text_format(out, ", %%%d;\\n}\"\n                 : ", d + a + (form->registers ? 1 : 2));
+  emit_operands(out, form->first ? "=f" : "+f", "d", d);
+  text_append(out, "\n                 : ");
+  if (form->registers)
+    emit_operands(out, "r", "a", 4);
+  else
+    text_append(out, "\"l\"(a)");
+  text_format(out, ", \"l\"(b), %s\"n\"(kAcrossB));\n  }\n",
+              form->registers ? "" : "\"n\"(kAcrossA), ");
+}
+
+static void emit_wgmma(int n, const char *type, Text *out) {
+  text_format(out,
+              "// d = or += a b over a warpgroup: a 64 x 16, b 16 x %d, d 64 x %d; kAcross: tiles "
+              "used across\n// their rows (templates/lib/warpgroup.cuh).\n"
+              "template <> struct Wgmma<%d> {\n",
+              n, n, n);
+  for (size_t i = 0; i < sizeof wgmma_forms / sizeof wgmma_forms[0]; i++)
+    emit_wgmma_form(&wgmma_forms[i], n, type, out);
+  text_append(out, "};\n");
+}
+
+void instructions_emit(rota_dtype dtype, const int *wgmma_n, int wgmma_count, Text *out) {
   if (dtype == ROTA_FP32)
     return;
   const char *type = dtype == ROTA_BF16 ? "bf16" : "f16";
-  for (size_t i = 0; i < sizeof mma_shapes / sizeof mma_shapes[0]; i++)
-    emit_mma(&mma_shapes[i], type, out);
+  if (wgmma_count == 0) {
+    for (size_t i = 0; i < sizeof mma_shapes / sizeof mma_shapes[0]; i++)
+      emit_mma(&mma_shapes[i], type, out);
+    return;
+  }
+  text_append(out, "template <int kN> struct Wgmma;\n\n");
+  for (int i = 0; i < wgmma_count; i++)
+    emit_wgmma(wgmma_n[i], type, out);
 }

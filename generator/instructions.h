@@ -7,6 +7,6 @@
 
 /* Appends the body of instructions.cuh for operands of `dtype`; nothing for FP32, which has no such
  * instruction in the portable kernels. */
-void instructions_emit(rota_dtype dtype, Text *out);
+void instructions_emit(rota_dtype dtype, const int *wgmma_n, int wgmma_count, Text *out);
 
 #endif

@@ -6,13 +6,15 @@
  * fields, then the tensors of the mask. Everything on the way is freed before plan_build returns.
  */
 #include "generator/plan_problem.h"
+#include "generator/plan_works.h"
 #include "generator/plan_tables.h"
 #include "generator/plan_values.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { SECTION_ALIGN = 16, WORKSPACE_ALIGN = 256, HEAD_DIM_STEP = 16 };
+enum { SECTION_ALIGN = 16, WORKSPACE_ALIGN = 256 };
+#define WORKSPACE_LIMIT ((int64_t)512 << 20)
 
 static int64_t round_up(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;
@@ -74,15 +76,16 @@ RotaWorkspace workspace_layout(rota_direction direction, const Tiling *tiling, i
   if (direction != ROTA_BACKWARD)
     return workspace;
   int64_t rows = blocks * tiling->tile_q, element = (int64_t)sizeof(float);
-  bool accumulates = strcmp(tiling->algorithm, "two_pass") != 0;
-  int64_t columns = accumulates ? round_up(head_dim, HEAD_DIM_STEP) : 0;
+  bool accumulates = strcmp(tiling->algorithm, "two_pass") != 0 && !works_wanted(tiling);
+  int64_t columns = accumulates ? round_up(head_dim, tiling_get(tiling, "pad", 16)) : 0;
   workspace.delta = 0;
-  workspace.dq_accumulator = round_up(rows * element, WORKSPACE_ALIGN);
+  workspace.dq_accumulator =
+      round_up(rows * tiling_get(tiling, "row_values", 1) * element, WORKSPACE_ALIGN);
   int64_t dq_end = workspace.dq_accumulator + rows * columns * element;
   workspace.counters = round_up(dq_end, WORKSPACE_ALIGN);
   int64_t counters_end =
       workspace.counters + (blocks + 1) * (int64_t)sizeof(int); /* and a ticket */
-  workspace.bytes = round_up(counters_end, WORKSPACE_ALIGN);
+  workspace.works = workspace.bytes = round_up(counters_end, WORKSPACE_ALIGN);
   return workspace;
 }
 
@@ -127,6 +130,7 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
   int token = (spec->head_dim + spec->head_dim_v) * dtype_size(spec->dtype);
   /* Chains that add to dQ share its fp32 sums besides. */
   int sums = plan_is_ordered(plan) ? spec->head_dim * (int)sizeof(float) : 0;
+  bool forward = plan->direction == ROTA_FORWARD;
   TablesRequest request = {.lengths = plan->lengths,
                            .planes = planes,
                            .heads = plan->heads,
@@ -135,6 +139,7 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
                            .tile_kv = plan->tiling.tile_kv,
                            .schedule = plan->direction == ROTA_BACKWARD ? schedule : NULL,
                            .ordered = plan_is_ordered(plan),
+                           .row_workers = forward ? tiling_get(&plan->tiling, "workers", 0) : 0,
                            .q_bytes = token + sums,
                            .kv_bytes = token};
   TableCounts counts;
@@ -181,10 +186,13 @@ static rota_status build_tables(const Spec *spec, const Schedule *schedule, Plan
   return status;
 }
 
-/* Patterns are verified by now, each alone. Tickets in start order add no wait to theirs; any other
- * queue is run. */
+/* Patterns are verified by now, each alone. Tickets in start order, an item each, add no wait to
+ * theirs; any other queue is run. */
 static rota_status verify_queues(const Schedule *schedule, Plan *plan) {
-  if (!plan_is_ordered(plan) || (schedule->portable && schedule->assignment == ASSIGN_TICKETS))
+  if (!plan_is_ordered(plan)) /* a forward plan has no schedule */
+    return ROTA_OK;
+  bool tickets = schedule->assignment == ASSIGN_TICKETS && !schedule->persistent;
+  if (schedule->portable && tickets)
     return ROTA_OK;
   return plan_verify_queues(plan, &plan->co_resident);
 }
@@ -198,6 +206,7 @@ static rota_status build(const Spec *spec, const Schedule *schedule,
   ROTA_TRY(build_tables(spec, schedule, plan));
   own_tensors(plan);
   ROTA_TRY(verify_queues(schedule, plan));
+  ROTA_TRY(works_build(spec, plan));
   return plan_digest_tables(plan, &plan->pattern_digest);
 }
 
@@ -212,6 +221,8 @@ rota_status plan_build(const Spec *spec, rota_direction direction, const Tiling 
   result->direction = direction;
   result->scale = spec->scale;
   result->tiling = *tiling;
+  result->workspace_limit =
+      request->workspace_limit > 0 ? (int64_t)request->workspace_limit : WORKSPACE_LIMIT;
   result->symbols = spec->symbols;
   if (direction == ROTA_BACKWARD) {
     result->gang = schedule->workers;
@@ -229,6 +240,7 @@ void plan_destroy(Plan *plan) {
   if (!plan)
     return;
   lengths_destroy(plan->lengths);
+  free(plan->works.image);
   free(plan->image);
   free(plan);
 }
@@ -240,9 +252,16 @@ int64_t plan_grid(const Plan *plan, Grid grid) {
   case GRID_CHAIN_ITEMS:
     return plan->chain_items.count;
   case GRID_WORKERS:
+  case GRID_ROW_WORKERS:
     return plan->workers;
   case GRID_HEADS:
     return plan->heads;
+  case GRID_WORKS: {
+    int processors = tiling_get(&plan->tiling, "processors", 1);
+    return plan->works.tickets < processors ? plan->works.tickets : processors;
+  }
+  case GRID_COUNT:
+    break;
   }
   return 0;
 }
@@ -263,8 +282,11 @@ bool plan_is_ordered(const Plan *plan) {
 static bool same_tiling(const Tiling *a, const Tiling *b) {
   if (strcmp(a->algorithm, b->algorithm) != 0 || strcmp(a->architecture, b->architecture) != 0 ||
       a->tile_q != b->tile_q || a->tile_kv != b->tile_kv || a->field_count != b->field_count ||
-      a->launch_count != b->launch_count)
+      a->launch_count != b->launch_count || a->map_count != b->map_count)
     return false;
+  for (int i = 0; i < a->map_count; i++)
+    if (a->maps[i].tensor != b->maps[i].tensor || a->maps[i].rows != b->maps[i].rows)
+      return false;
   for (int i = 0; i < a->field_count; i++)
     if (strcmp(a->fields[i].name, b->fields[i].name) != 0 ||
         a->fields[i].value != b->fields[i].value)
@@ -272,7 +294,7 @@ static bool same_tiling(const Tiling *a, const Tiling *b) {
   for (int i = 0; i < a->launch_count; i++) {
     const Launch *x = &a->launches[i], *y = &b->launches[i];
     if (strcmp(x->entry, y->entry) != 0 || x->grid != y->grid || x->threads != y->threads ||
-        x->shared_bytes != y->shared_bytes)
+        x->shared_bytes != y->shared_bytes || x->overlaps != y->overlaps)
       return false;
   }
   return true;
@@ -300,7 +322,7 @@ rota_status plan_matches(const Plan *plan, const Spec *spec, rota_direction dire
   if (plan->direction == direction && same_tiling(&plan->tiling, tiling) &&
       same_symbols(&plan->symbols, &spec->symbols) &&
       plan->heads == (int64_t)plan->kv_heads * spec_group(spec) && plan->scale == spec->scale &&
-      memcmp(&plan->workspace, &workspace, sizeof workspace) == 0)
+      memcmp(&plan->workspace, &workspace, offsetof(RotaWorkspace, scores)) == 0)
     return ROTA_OK;
   return status_fail(ROTA_INVALID_ARGUMENT,
                      "the plan was made for another kernel: direction, tiling, heads, scale or the "

@@ -9,6 +9,14 @@
 #include "generator/tiling.h"
 #include "templates/lib/abi.h"
 
+/* Works of the kernels that take them, in an image of their own; see plan_works.h. */
+typedef struct Works {
+  unsigned char *image;
+  size_t image_bytes; /* 0: none */
+  RotaSection units, segments, chunks, works;
+  int32_t tickets, place_blocks;
+} Works;
+
 typedef struct Plan {
   rota_direction direction;
   int heads, kv_heads;
@@ -22,7 +30,8 @@ typedef struct Plan {
   unsigned char *image;
   size_t image_bytes;                             /* at least 16 */
   RotaSection sequences, rows, runs, row_items;   /* offset and count of each */
-  RotaSection chains, visits, chain_items, queue; /* count 0 in a forward plan */
+  RotaSection chains, visits, chain_items; /* count 0 in a forward plan */
+  RotaSection queue; /* of workers: forward, of row items; backward, of chain items */
   RotaSection
       tensors[TENSORS_MAX]; /* elements of plan-owned tensors; count 0: passed at each run */
   int32_t workers;          /* queues: blocks of a launch over workers */
@@ -30,6 +39,8 @@ typedef struct Plan {
   bool co_resident; /* a worker may wait for any other: all of them must be resident */
   char schedule[SYMBOL_NAME_MAX]; /* name, "" in a forward plan */
   RotaWorkspace workspace;        /* offsets and total bytes */
+  int64_t workspace_limit;        /* bytes; works keep to it */
+  Works works;
   int64_t full_tiles, partial_tiles, empty_tiles;
   /* Of all that decides bits beside the cubin: heads, scale, values, tensors, and for each sequence
    * its lengths, runs and visits; not the items' order, nor how often or where a sequence occurs.

@@ -5,7 +5,8 @@
 #include <string.h>
 
 int64_t assign_queues_max(const Schedule *schedule, int64_t item_count) {
-  if (schedule->assignment == ASSIGN_TICKETS || schedule->assignment == ASSIGN_LONGEST)
+  bool in_order = schedule->assignment == ASSIGN_TICKETS || schedule->assignment == ASSIGN_LONGEST;
+  if (in_order && !schedule->persistent)
     return item_count; /* a queue each */
   int64_t workers = schedule->workers;
   if (schedule->assignment == ASSIGN_CALL) /* one per worker, or one per item */
@@ -39,30 +40,44 @@ static void queue_each(int64_t count, int *queue, int32_t *queues) {
 }
 
 typedef struct Weighed {
-  int32_t visits;
+  int32_t group, visits;
   int64_t place;
   RotaItem item;
 } Weighed;
 
 static int compare_weighed(const void *a, const void *b) {
   const Weighed *x = a, *y = b;
+  if (x->group != y->group)
+    return x->group < y->group ? -1 : 1;
   if (x->visits != y->visits)
     return x->visits > y->visits ? -1 : 1;
   return x->place < y->place ? -1 : x->place > y->place;
 }
 
-static rota_status longest_first(const AssignRequest *request, RotaItem *items) {
+/* (sequence, kv head) pairs come in groups of `together`, in the order of their first items; group
+ * by group, the longest chain first. */
+static rota_status longest_first(const AssignRequest *request, int32_t together, RotaItem *items) {
   size_t count = (size_t)request->item_count;
+  size_t pairs = (size_t)request->batch * (size_t)request->kv_heads;
   Weighed *weighed = memory_allocate(count + 1, sizeof(Weighed));
-  if (!weighed)
-    return ROTA_OUT_OF_MEMORY;
-  for (size_t i = 0; i < count; i++)
-    weighed[i] = (Weighed){visits_of(request, items[i]), (int64_t)i, items[i]};
-  qsort(weighed, count, sizeof(Weighed), compare_weighed);
-  for (size_t i = 0; i < count; i++)
+  int32_t *ordinal = memory_allocate(pairs + 1, sizeof(int32_t)); /* from 1; 0: not yet seen */
+  rota_status status = weighed && ordinal ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  int32_t seen = 0;
+  for (size_t i = 0; status == ROTA_OK && i < count; i++) {
+    int64_t sequence = request->chains[items[i].index].sequence;
+    int32_t *own = &ordinal[sequence * request->kv_heads + items[i].head];
+    if (*own == 0)
+      *own = ++seen;
+    int32_t group = together > 0 ? (*own - 1) / together : 0;
+    weighed[i] = (Weighed){group, visits_of(request, items[i]), (int64_t)i, items[i]};
+  }
+  if (status == ROTA_OK)
+    qsort(weighed, count, sizeof(Weighed), compare_weighed);
+  for (size_t i = 0; status == ROTA_OK && i < count; i++)
     items[i] = weighed[i].item;
   free(weighed);
-  return ROTA_OK;
+  free(ordinal);
+  return status;
 }
 
 /* ---- Workers of their own ---- */
@@ -188,6 +203,26 @@ static rota_status deal_lanes(const AssignRequest *request, const RotaItem *item
   return status;
 }
 
+/* Each item to the worker that is free first. */
+static rota_status deal_items(const AssignRequest *request, const RotaItem *items,
+                              int32_t *worker) {
+  const Costs *costs = &request->schedule->costs;
+  int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
+  int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
+  Load *heap = memory_allocate((size_t)workers + 1, sizeof(Load));
+  if (!heap)
+    return ROTA_OUT_OF_MEMORY;
+  for (int32_t w = 0; w < workers; w++)
+    heap[w].index = w;
+  for (int64_t i = 0; i < request->item_count; i++) {
+    worker[i] = heap[0].index;
+    heap[0].ticks += costs->start + visits_of(request, items[i]) * visit;
+    sink(heap, workers, 0);
+  }
+  free(heap);
+  return ROTA_OK;
+}
+
 static rota_status to_workers(const AssignRequest *request, RotaItem *items, int *queue,
                               int32_t *queues) {
   int64_t workers = assign_queues_max(request->schedule, request->item_count);
@@ -195,9 +230,11 @@ static rota_status to_workers(const AssignRequest *request, RotaItem *items, int
   rota_status status = worker ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   if (status == ROTA_OK && request->schedule->assignment == ASSIGN_LANES)
     status = deal_lanes(request, items, worker);
-  else if (status == ROTA_OK)
+  else if (status == ROTA_OK && request->schedule->assignment == ASSIGN_CYCLIC)
     for (int64_t i = 0; i < request->item_count; i++)
       worker[i] = (int32_t)(i % workers);
+  else if (status == ROTA_OK)
+    status = deal_items(request, items, worker);
   if (status == ROTA_OK)
     status = gather(request, worker, items, queue, queues);
   free(worker);
@@ -265,21 +302,23 @@ static rota_status by_call(const AssignRequest *request, RotaItem *items, int *q
 
 rota_status assign_items(const AssignRequest *request, RotaItem *items, int *queue,
                          int32_t *queues) {
+  const Schedule *schedule = request->schedule;
   memset(queue, 0, sizeof(int));
   *queues = 0;
-  switch (request->schedule->assignment) {
-  case ASSIGN_LONGEST:
-    ROTA_TRY(longest_first(request, items));
-    queue_each(request->item_count, queue, queues);
-    return ROTA_OK;
+  switch (schedule->assignment) {
   case ASSIGN_CYCLIC:
   case ASSIGN_LANES:
     return to_workers(request, items, queue, queues);
   case ASSIGN_CALL:
     return by_call(request, items, queue, queues);
+  case ASSIGN_LONGEST:
+    ROTA_TRY(longest_first(request, schedule->together, items));
+    break;
   case ASSIGN_TICKETS:
     break;
   }
+  if (schedule->persistent)
+    return to_workers(request, items, queue, queues);
   queue_each(request->item_count, queue, queues);
   return ROTA_OK;
 }

@@ -205,8 +205,10 @@ static rota_status check_chain_item(Check *check, int32_t index, RotaItem item) 
 /* Workers' shares join without gaps, so that item order is ticket order. */
 static rota_status check_queue(const Plan *plan) {
   const int *queue = plan_section(plan, plan->queue);
-  if (queue[0] != 0 || queue[plan->workers] != plan->chain_items.count)
-    return status_fail(ROTA_FILE, "plan: the workers' queue does not cover the chain items");
+  bool forward = plan->direction == ROTA_FORWARD;
+  if (queue[0] != 0 ||
+      queue[plan->workers] != (forward ? plan->row_items.count : plan->chain_items.count))
+    return status_fail(ROTA_FILE, "plan: the workers' queues do not cover the items");
   for (int32_t w = 0; w < plan->workers; w++)
     if (queue[w] > queue[w + 1])
       return damaged("worker", w, "has a negative queue");
@@ -235,6 +237,8 @@ static rota_status check_rows(Check *check) {
   const RotaItem *items = plan_section(plan, plan->row_items);
   for (int64_t i = 0; i < plan->row_items.count; i++)
     ROTA_TRY(check_row_item(check, i, items[i]));
+  if (plan->direction == ROTA_FORWARD && plan->workers > 0)
+    ROTA_TRY(check_queue(plan));
   /* Informative for kernels, which follow items; still no index out of its table. */
   for (int32_t s = 0; s < plan->lengths->batch; s++)
     if (!within(check->sequences[s].row_begin, 0, plan->rows.count - check->sequences[s].q_tiles))
@@ -266,9 +270,9 @@ static rota_status check_sections(const Plan *plan) {
   ROTA_TRY(check_section(plan, "chains", plan->chains, any, sizeof(RotaChain)));
   ROTA_TRY(check_section(plan, "visits", plan->visits, any, sizeof(RotaVisit)));
   ROTA_TRY(check_section(plan, "chain_items", plan->chain_items, any, sizeof(RotaItem)));
-  if (plan->workers < 0 || (!backward && plan->workers != 0) || (backward && plan->gang < 1))
+  if (plan->workers < 0 || (backward && plan->gang < 1))
     return status_fail(ROTA_FILE, "plan: %d workers for a gang of %d", plan->workers, plan->gang);
-  int64_t queue = backward ? (int64_t)plan->workers + 1 : 0;
+  int64_t queue = backward || plan->workers > 0 ? (int64_t)plan->workers + 1 : 0;
   return check_section(plan, "queue", plan->queue, queue, sizeof(int));
 }
 

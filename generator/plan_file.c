@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLAN_FILE_VERSION = 2, TILE_MAX = 1 << 20 };
+enum { PLAN_FILE_VERSION = 4, TILE_MAX = 1 << 20 };
 
 typedef struct PlanHeader {
   char magic[8];
@@ -92,9 +92,15 @@ static void wire_tiling(Wire *wire, Tiling *tiling) {
   for (int i = 0; i < tiling->launch_count; i++) {
     Launch *launch = &tiling->launches[i];
     wire_string(wire, launch->entry, sizeof launch->entry);
-    WIRE_ENUM(wire, launch->grid, Grid, GRID_HEADS);
+    WIRE_ENUM(wire, launch->grid, Grid, GRID_COUNT - 1);
     wire_int(wire, &launch->threads, 1, 1024);
     wire_int(wire, &launch->shared_bytes, 0, INT32_MAX);
+    WIRE_ENUM(wire, launch->overlaps, bool, 1);
+  }
+  wire_int(wire, &tiling->map_count, 0, TILING_MAPS_MAX);
+  for (int i = 0; i < tiling->map_count; i++) {
+    WIRE_ENUM(wire, tiling->maps[i].tensor, Mapped, MAPPED_COUNT - 1);
+    wire_int(wire, &tiling->maps[i].rows, 1, TILE_MAX);
   }
 }
 
@@ -160,6 +166,7 @@ static void wire_plan(Wire *wire, Plan *plan) {
   WIRE_ENUM(wire, plan->co_resident, bool, 1);
   wire_string(wire, plan->schedule, sizeof plan->schedule);
   WIRE(wire, plan->workspace);
+  WIRE(wire, plan->workspace_limit);
   WIRE(wire, plan->full_tiles);
   WIRE(wire, plan->partial_tiles);
   WIRE(wire, plan->empty_tiles);

@@ -28,4 +28,10 @@ typedef struct ItemsRequest {
 /* Writes sum(tiles) * kv_heads * heads_per_pair items. */
 rota_status items_order(const ItemsRequest *request, RotaItem *items);
 
+/* Deals items that are in the order of items_order to workers, each item to the one that is free
+ * first, an item taking time in proportion to its tiles and half a tile more. Sorts them by worker;
+ * worker w has items queue[w] .. queue[w + 1]. work: [index of an item] its tiles. */
+rota_status items_deal(const int32_t *work, RotaItem *items, int64_t count, int32_t workers,
+                       int *queue);
+
 #endif

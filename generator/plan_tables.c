@@ -54,6 +54,14 @@ static rota_status check_counts(const TablesRequest *request, const TableCounts 
   return ROTA_OK;
 }
 
+/* Where chains do not wait for one another, any worker may take any, whatever the schedule says. */
+static Schedule assigning(const TablesRequest *request) {
+  Schedule schedule = *request->schedule;
+  if (!request->ordered)
+    schedule.assignment = ASSIGN_TICKETS;
+  return schedule;
+}
+
 rota_status tables_count(const TablesRequest *request, TableCounts *counts) {
   const Planes *planes = request->planes;
   *counts = (TableCounts){.sequences = request->lengths->batch};
@@ -66,14 +74,16 @@ rota_status tables_count(const TablesRequest *request, TableCounts *counts) {
   counts->row_items = counts->q_tiles * request->heads;
   for (int64_t i = 0; i < map_count(planes); i++)
     counts->runs += planes->maps[i]->row_begin[planes->maps[i]->q_tiles];
-  if (!request->schedule)
+  if (!request->schedule) {
+    int64_t workers = request->row_workers;
+    if (workers > 0 && counts->row_items > 0)
+      counts->queue = (workers < counts->row_items ? workers : counts->row_items) + 1;
     return check_counts(request, counts);
+  }
   counts->chains = kv_tiles * planes->pattern_heads;
   counts->chain_items = kv_tiles * request->kv_heads;
-  int64_t queues = counts->chain_items;
-  if (request->ordered)
-    queues = assign_queues_max(request->schedule, counts->chain_items);
-  counts->queue = queues + 1;
+  Schedule schedule = assigning(request);
+  counts->queue = assign_queues_max(&schedule, counts->chain_items) + 1;
   for (int64_t i = 0; i < pattern_count(planes); i++) {
     const Pattern *pattern = planes->patterns[i];
     counts->visits += pattern->chain_begin[pattern->chains];
@@ -215,9 +225,10 @@ static bool scratch_allocate(Scratch *scratch, int32_t batch, int64_t planes, in
          scratch->start;
 }
 
-/* Runs, rows and row items. What a (sequence, kv head)'s rows share in the L2: its K and V. */
-static rota_status fill_row_side(const TablesRequest *request, const Tables *tables,
-                                 Scratch *scratch) {
+/* Runs, rows and row items, the latter dealt to workers where a forward kernel has some. What a
+ * (sequence, kv head)'s rows share in the L2: its K and V. */
+static rota_status fill_row_side(const TablesRequest *request, const TableCounts *counts,
+                                 const Tables *tables, Scratch *scratch) {
   fill_runs(request->planes, tables->runs, scratch->base);
   fill_rows(request, tables, scratch->base, scratch->work);
   for (int32_t s = 0; s < request->lengths->batch; s++) {
@@ -233,21 +244,21 @@ static rota_status fill_row_side(const TablesRequest *request, const Tables *tab
                         .tiles = scratch->tiles,
                         .bytes = scratch->bytes,
                         .work = scratch->work};
-  return items_order(&items, tables->row_items);
+  ROTA_TRY(items_order(&items, tables->row_items));
+  if (request->schedule || counts->queue == 0)
+    return ROTA_OK;
+  return items_deal(scratch->work, tables->row_items, counts->row_items, (int32_t)counts->queue - 1,
+                    tables->queue);
 }
 
-/* Chain items and queue. Where chains do not wait for one another, each is a worker of its own and
- * the longest come first. */
+/* Chain items and queue. */
 static rota_status fill_queue(const TablesRequest *request, const Tables *tables,
                               ItemsRequest *items, TableCounts *counts) {
-  if (!request->ordered) {
-    items->start = NULL;
-    for (int64_t w = 0; w < counts->queue; w++)
-      tables->queue[w] = (int)w;
-    return items_order(items, tables->chain_items);
-  }
+  Schedule schedule = assigning(request);
+  if (!request->ordered)
+    items->start = NULL; /* the longest come first */
   ROTA_TRY(items_order(items, tables->chain_items));
-  AssignRequest assign = {.schedule = request->schedule,
+  AssignRequest assign = {.schedule = &schedule,
                           .planes = request->planes,
                           .chains = tables->chains,
                           .batch = request->lengths->batch,
@@ -290,7 +301,7 @@ rota_status tables_fill(const TablesRequest *request, TableCounts *counts, const
   Scratch rows = {0}, chains = {0};
   rota_status status = ROTA_OUT_OF_MEMORY;
   if (scratch_allocate(&rows, batch, map_count(request->planes), counts->rows))
-    status = fill_row_side(request, tables, &rows);
+    status = fill_row_side(request, counts, tables, &rows);
   scratch_free(&rows);
   if (status != ROTA_OK || !request->schedule)
     return status;

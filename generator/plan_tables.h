@@ -12,6 +12,8 @@ typedef struct TablesRequest {
   int heads, kv_heads, tile_q, tile_kv;
   const Schedule *schedule;  /* NULL: forward, without chains, visits and queue */
   bool ordered;              /* chains wait for one another: assigned as the schedule says */
+  int row_workers;           /* forward: blocks that share the row items, each with a queue; 0: a
+                                block per item */
   int64_t q_bytes, kv_bytes; /* of one token and head: Q, dO and sums of dQ; K and V */
 } TablesRequest;
 

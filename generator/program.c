@@ -95,7 +95,7 @@ static rota_status add_generated(Program *program, const Spec *spec, rota_layout
   ROTA_TRY(add_file(program, "mask.cuh", &text));
   emit_score(spec, &text);
   ROTA_TRY(add_file(program, "score.cuh", &text));
-  emit_instructions(spec, &text);
+  emit_instructions(spec, tiling, &text);
   return add_file(program, "instructions.cuh", &text);
 }
 

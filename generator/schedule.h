@@ -89,7 +89,7 @@ void answer_free(PatternAnswer *answer);
 /* name, text, meaning. Items: every chain of every (sequence, kv head), in start order. */
 #define ASSIGNMENT_LIST(X)                                                                         \
   X(TICKETS, "tickets", "whoever is free takes the next item; waits for earlier items only")       \
-  X(LONGEST, "longest", "the same, the longest item of the whole batch first")                     \
+  X(LONGEST, "longest", "the same, the longest item of all, or of so many pairs, first")           \
   X(CYCLIC, "cyclic", "item i belongs to worker i mod workers")                                    \
   X(LANES, "lanes", "one (sequence, kv head) after another, longest lane to the least busy worker")
 typedef enum Assignment {
@@ -131,6 +131,9 @@ struct Schedule {
   bool portable;      /* waits for chains earlier in start order only; the gang has no say */
   bool batch_variant; /* the pattern looks at the batch */
   Assignment assignment;
+  int32_t together; /* LONGEST: so many (sequence, kv head) pairs at a time; 0: all */
+  bool persistent;  /* TICKETS, LONGEST: workers have queues, dealt by the cost model, rather than
+                     * one item each */
   int32_t workers; /* blocks that are resident together, also the size of the gang; at least 1 */
   Costs costs;
   void *owner;

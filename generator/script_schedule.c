@@ -43,6 +43,9 @@ static rota_status schedule_from_value(const Value *value, Schedule *schedule) {
   snprintf(schedule->name, sizeof schedule->name, "%s", name);
   schedule->portable = value_boolean(value_field(value, "portable"), false);
   schedule->batch_variant = value_boolean(value_field(value, "batch_variant"), false);
+  int64_t together;
+  if (value_integer(value_field(value, "together"), 0, INT32_MAX, &together))
+    schedule->together = (int32_t)together;
   return assignment_from_name(value_string(value_field(value, "assignment"), ""),
                               &schedule->assignment);
 }
@@ -312,6 +315,7 @@ rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tili
   schedule->workers = device->multiprocessors * tiling_get(tiling, "blocks_per_sm", 1);
   if (schedule->workers < 1)
     schedule->workers = 1;
+  schedule->persistent = tiling_get(tiling, "persistent", 0) != 0;
   ROTA_TRY(script_costs(script, spec, tiling, NULL, NULL, &schedule->costs));
   Value request = {0}, result = {0};
   rota_status status = name_schedule(spec->schedule, tiling->algorithm, spec->script, &request);

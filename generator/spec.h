@@ -5,13 +5,14 @@
 #include "generator/digest.h"
 #include "generator/expression.h"
 
-enum { HEAD_DIM_MAX = 256, GROUP_MAX = 1024 };
+enum { HEAD_DIM_MAX = 1024, GROUP_MAX = 1024 };
 
 /* Backward algorithms: name, deterministic, served by the portable kernels. */
 #define BACKWARD_LIST(X)                                                                           \
   X(AUTO, "auto", true)                                                                            \
   X(ORDERED, "ordered", true)                                                                      \
   X(TWO_PASS, "two_pass", true)                                                                    \
+  X(MATERIALISED, "materialised", true)                                                            \
   X(ATOMIC, "atomic", false)
 typedef enum Backward {
 #define X(name, text, deterministic) BACKWARD_##name,

@@ -221,6 +221,15 @@ rota_status spec_from_value(const Value *model, Spec *spec) {
   return status;
 }
 
+/* Whether kernels may test columns against two bounds instead of evaluating the mask. */
+static bool mask_is_interval(const Spec *spec) {
+  Expression *first = NULL, *end = NULL;
+  bool interval = !spec->mask || expression_columns(spec->mask, &first, &end);
+  expression_release(first);
+  expression_release(end);
+  return interval;
+}
+
 rota_status spec_to_value(const Spec *spec, Value *record) {
   ROTA_TRY(value_set_string(record, "dtype", dtype_name(spec->dtype)));
   ROTA_TRY(value_set_integer(record, "head_dim", spec->head_dim));
@@ -230,6 +239,7 @@ rota_status spec_to_value(const Spec *spec, Value *record) {
   ROTA_TRY(value_set_integer(record, "group", spec_group(spec)));
   ROTA_TRY(value_set_boolean(record, "sink_logit", spec->sink_logit));
   ROTA_TRY(value_set_boolean(record, "has_mask", spec->mask != NULL));
+  ROTA_TRY(value_set_boolean(record, "mask_is_interval", mask_is_interval(spec)));
   ROTA_TRY(value_set_boolean(record, "has_score", spec->score != NULL));
   ROTA_TRY(value_set_boolean(record, "deterministic", spec->deterministic));
   return value_set_string(record, "backward", backward_name(spec->backward));

@@ -11,6 +11,7 @@ enum {
   TILE_MAX = 1024,      /* rows or columns of a tile */
   THREADS_MAX = 1024,   /* of a block: CUDA's limit */
   SHARED_MAX = 1 << 20, /* bytes: more than any GPU has */
+  BOX_ROWS_MAX = 256,   /* of the copy engine */
 };
 
 static const char *const grid_names[] = {
@@ -18,7 +19,12 @@ static const char *const grid_names[] = {
     GRID_LIST(X)
 #undef X
 };
-enum { GRID_COUNT = sizeof grid_names / sizeof grid_names[0] };
+
+static const char *const mapped_names[] = {
+#define X(name, keys, values) #name,
+    MAPPED_LIST(X)
+#undef X
+};
 
 int tiling_shared_bytes(const Tiling *tiling) {
   int most = 0;
@@ -30,6 +36,14 @@ int tiling_shared_bytes(const Tiling *tiling) {
 
 const char *grid_name(Grid grid) {
   return (unsigned)grid < GRID_COUNT ? grid_names[grid] : "unknown";
+}
+
+const char *mapped_name(Mapped tensor) {
+  return (unsigned)tensor < MAPPED_COUNT ? mapped_names[tensor] : "unknown";
+}
+
+const char *tiling_code(const Tiling *tiling, const Target *target) {
+  return tiling->code[0] ? tiling->code : target->name;
 }
 
 int tiling_get(const Tiling *tiling, const char *name, int otherwise) {
@@ -81,6 +95,82 @@ static rota_status read_launch(const Value *value, const Tiling *tiling, Launch 
     return wrong(tiling, "a launch's shared_bytes must be a byte count");
   launch->threads = (int)threads;
   launch->shared_bytes = (int)bytes;
+  const Value *overlaps = value_field(value, "overlaps");
+  if (overlaps->kind != KIND_NIL && overlaps->kind != KIND_BOOLEAN)
+    return wrong(tiling, "a launch's overlaps must be true or false");
+  launch->overlaps = value_boolean(overlaps, false);
+  return ROTA_OK;
+}
+
+/* Row items are dealt to workers when a forward pass is planned. */
+static rota_status check_row_workers(const Tiling *tiling) {
+  if (strcmp(tiling->algorithm, "forward") != 0)
+    return wrong(tiling, "grid row_workers is for the forward pass");
+  if (tiling_get(tiling, "workers", 0) < 1)
+    return wrong(tiling, "grid row_workers needs the field workers: how many");
+  return ROTA_OK;
+}
+
+static rota_status read_launches(const Value *launches, Tiling *tiling) {
+  int count = value_count(launches);
+  if (count < 1 || count > LAUNCHES_MAX)
+    return wrong(tiling, "launches must be 1 to 6 entries");
+  for (int i = 0; i < count; i++) {
+    ROTA_TRY(read_launch(value_item(launches, i + 1), tiling, &tiling->launches[i]));
+    if (tiling->launches[i].grid == GRID_ROW_WORKERS)
+      ROTA_TRY(check_row_workers(tiling));
+  }
+  tiling->launch_count = count;
+  return ROTA_OK;
+}
+
+/* Ascending, so that each is there once. */
+static rota_status read_wgmma(const Value *list, Tiling *tiling) {
+  int count = value_count(list);
+  if (list->kind != KIND_NIL &&
+      (list->kind != KIND_TABLE || count != list->as.table.count || count > TILING_WGMMA_MAX))
+    return wrong(tiling, "wgmma must be a list of at most 8 values of N");
+  for (int i = 0; i < count; i++) {
+    int64_t n;
+    if (!value_integer(value_item(list, i + 1), 8, 256, &n) || n % 8)
+      return wrong(tiling, "wgmma: N is a multiple of 8, from 8 to 256");
+    if (i > 0 && n <= tiling->wgmma[i - 1])
+      return wrong(tiling, "wgmma: values of N must ascend");
+    tiling->wgmma[i] = (int)n;
+  }
+  tiling->wgmma_count = count;
+  return ROTA_OK;
+}
+
+static rota_status read_map(const Value *value, const Tiling *tiling, TilingMap *map) {
+  char name[TILING_NAME_MAX];
+  int64_t rows;
+  if (!copy_name(value, "tensor", name, sizeof name))
+    return wrong(tiling, "an entry of tensor_maps needs a tensor such as \"q\"");
+  int found = 0;
+  while (found < MAPPED_COUNT && strcmp(mapped_names[found], name) != 0)
+    found++;
+  if (found == MAPPED_COUNT)
+    return wrong(tiling, "a tensor of tensor_maps is none of tiling.h's MAPPED_LIST");
+  map->tensor = (Mapped)found;
+  if (!value_integer(value_field(value, "rows"), 1, BOX_ROWS_MAX, &rows) || rows % 8)
+    return wrong(tiling, "rows of an entry of tensor_maps must be a multiple of 8, up to 256");
+  map->rows = (int)rows;
+  return ROTA_OK;
+}
+
+static rota_status read_maps(const Value *list, Tiling *tiling) {
+  int count = value_count(list);
+  if (list->kind != KIND_NIL &&
+      (list->kind != KIND_TABLE || count != list->as.table.count || count > TILING_MAPS_MAX))
+    return wrong(tiling, "tensor_maps must be a list of at most 8 entries");
+  for (int i = 0; i < count; i++) {
+    ROTA_TRY(read_map(value_item(list, i + 1), tiling, &tiling->maps[i]));
+    for (int j = 0; j < i; j++)
+      if (tiling->maps[j].tensor == tiling->maps[i].tensor)
+        return wrong(tiling, "tensor_maps has a tensor twice");
+  }
+  tiling->map_count = count;
   return ROTA_OK;
 }
 
@@ -118,14 +208,14 @@ rota_status tiling_from_value(const Value *value, Tiling *tiling) {
   if (!copy_name(value, "template", tiling->template_path, sizeof tiling->template_path))
     return wrong(tiling, "template is missing or too long");
   ROTA_TRY(read_fields(value, tiling));
-  const Value *launches = value_field(value, "launches");
-  int count = value_count(launches);
-  if (count < 1 || count > LAUNCHES_MAX)
-    return wrong(tiling, "launches must be 1 to 6 entries");
-  for (int i = 0; i < count; i++)
-    ROTA_TRY(read_launch(value_item(launches, i + 1), tiling, &tiling->launches[i]));
-  tiling->launch_count = count;
-  return ROTA_OK;
+  const Value *code = value_field(value, "code");
+  if (code->kind != KIND_NIL && !copy_name(value, "code", tiling->code, sizeof tiling->code))
+    return wrong(tiling, "code must be an architecture such as \"sm_90a\"");
+  const char *passed_over = value_string(value_field(value, "passed_over"), "");
+  snprintf(tiling->passed_over, sizeof tiling->passed_over, "%s", passed_over);
+  ROTA_TRY(read_wgmma(value_field(value, "wgmma"), tiling));
+  ROTA_TRY(read_maps(value_field(value, "tensor_maps"), tiling));
+  return read_launches(value_field(value, "launches"), tiling);
 }
 
 rota_status target_from_value(const Value *value, Target *target) {
@@ -151,6 +241,7 @@ rota_status target_from_value(const Value *value, Target *target) {
   }
   if (!value_integer(value_field(value, "l2_bytes"), 1, INT64_MAX, &target->l2_bytes))
     return status_fail(ROTA_INTERNAL, "lua/architectures: target %s lacks l2_bytes", target->name);
+  target->tensor_maps = value_boolean(value_field(value, "tensor_maps"), false);
   return ROTA_OK;
 }
 
@@ -161,5 +252,6 @@ rota_status target_to_value(const Target *target, Value *record) {
   ROTA_TRY(value_set_integer(record, "shared_per_sm", target->shared_per_sm));
   ROTA_TRY(value_set_integer(record, "registers_per_sm", target->registers_per_sm));
   ROTA_TRY(value_set_integer(record, "multiprocessors", target->multiprocessors));
+  ROTA_TRY(value_set_boolean(record, "tensor_maps", target->tensor_maps));
   return value_set_integer(record, "l2_bytes", target->l2_bytes);
 }

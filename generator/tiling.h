@@ -6,7 +6,14 @@
 
 #include "generator/value.h"
 
-enum { TILING_FIELDS_MAX = 32, LAUNCHES_MAX = 6, TILING_NAME_MAX = 48 };
+enum {
+  TILING_FIELDS_MAX = 32,
+  LAUNCHES_MAX = 6,
+  TILING_NAME_MAX = 48,
+  TILING_WGMMA_MAX = 8,
+  TILING_MAPS_MAX = 8, /* ROTA_ABI_MAPS */
+  TILING_REASON_MAX = 256,
+};
 
 /* What the target offers; filled from the device, or from lua/architectures for a name. */
 typedef struct Target {
@@ -17,6 +24,7 @@ typedef struct Target {
   int registers_per_sm;
   int multiprocessors;
   int64_t l2_bytes;
+  bool tensor_maps; /* the driver makes tensor maps for the copy engine: sm_90 and CUDA 12.0 on */
 } Target;
 
 /* How many blocks a launch has, decided per plan: name and meaning. */
@@ -24,18 +32,47 @@ typedef struct Target {
   X(ROW_ITEMS, "row_items", "one block per (query tile, query head)")                              \
   X(CHAIN_ITEMS, "chain_items", "one block per (kv tile, kv head)")                                \
   X(WORKERS, "workers", "one block per worker of the schedule")                                    \
-  X(HEADS, "heads", "one block per query head")
+  X(HEADS, "heads", "one block per query head")                                                    \
+  X(ROW_WORKERS, "row_workers", "one block per queue of row items: the tiling's `workers`")        \
+  X(WORKS, "works", "one block per multiprocessor, at most one per work (generator/plan_works.h)")
 typedef enum Grid {
 #define X(name, text, meaning) GRID_##name,
   GRID_LIST(X)
 #undef X
+      GRID_COUNT
 } Grid;
+
+/* Tensors that the copy engine may bring, as in templates/lib/abi.h: name, whether its rows and
+ * heads are those of keys, whether its head dim is that of V. */
+#define MAPPED_LIST(X)                                                                             \
+  X(q, false, false)                                                                               \
+  X(k, true, false)                                                                                \
+  X(v, true, true)                                                                                 \
+  X(o, false, true)                                                                                \
+  X(d_o, false, true)                                                                              \
+  X(d_q, false, false)                                                                             \
+  X(d_k, true, false)                                                                              \
+  X(d_v, true, true)
+typedef enum Mapped {
+#define X(name, keys, values) MAPPED_##name,
+  MAPPED_LIST(X)
+#undef X
+      MAPPED_COUNT
+} Mapped;
+
+/* A map that every entry of the program is handed: boxes of 64 columns and so many rows. */
+typedef struct TilingMap {
+  Mapped tensor;
+  int rows;
+} TilingMap;
 
 typedef struct Launch {
   char entry[TILING_NAME_MAX]; /* extern "C" name in the program */
   Grid grid;
   int threads;
   int shared_bytes; /* dynamic shared memory */
+  bool overlaps;    /* may start before the kernel ahead of it on the stream has ended; it calls
+                       wait_for_predecessor before it reads what others write */
 } Launch;
 
 typedef struct TilingField {
@@ -52,6 +89,13 @@ typedef struct Tiling {
   int field_count;
   Launch launches[LAUNCHES_MAX]; /* in order, on one stream */
   int launch_count;
+  char code[16];               /* architecture to compile for, "sm_90a"; "": the target's */
+  int wgmma[TILING_WGMMA_MAX]; /* values of N that the program multiplies with */
+  int wgmma_count;
+  TilingMap maps[TILING_MAPS_MAX]; /* each tensor once at most */
+  int map_count;
+  char passed_over[TILING_REASON_MAX]; /* architectures of higher priority, and why they do not
+                                          serve: "hopper: head_dim 100 ..."; "": none */
 } Tiling;
 
 /* Value of a field, `otherwise` if there is none. */
@@ -59,6 +103,9 @@ int tiling_get(const Tiling *tiling, const char *name, int otherwise);
 /* The largest dynamic shared memory of its launches, in bytes. */
 int tiling_shared_bytes(const Tiling *tiling);
 const char *grid_name(Grid grid);
+const char *mapped_name(Mapped tensor);
+/* The architecture that the program is to be compiled for. */
+const char *tiling_code(const Tiling *tiling, const Target *target);
 
 /* From what lua/architectures returned. INTERNAL names the architecture file's mistake. */
 rota_status tiling_from_value(const Value *value, Tiling *tiling);

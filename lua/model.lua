@@ -154,7 +154,7 @@ local fields = {
   sink_logit = boolean,
   -- how
   deterministic = boolean,
-  backward = one_of("auto", "ordered", "two_pass", "atomic"),
+  backward = one_of("auto", "ordered", "two_pass", "materialised", "atomic"),
   schedule = function(_, x, result) return (schedule_of(x, result)) end,
 }
 local field_names = names.sorted(fields)

@@ -4,7 +4,8 @@
 -- A file of lua/architectures that returns a table with `name` is an architecture:
 --   name       as in the tiling; priority: the highest one that serves wins
 --   targets    {[90] = {limits}}: compute capability times ten -> what such a GPU offers
---              (generator/tiling.h: Target)
+--              (generator/tiling.h: Target); absent: those of others
+--   code       the architecture to compile for, where it is not the target's own: "sm_90a"
 --   serves     function(request) -> true, or false and the reason
 --   tiling     function(request, algorithm) -> tiling (see lua/architectures/portable.lua), or nil
 --              and the reason
@@ -37,9 +38,10 @@ function policy.target(name)
   local sm = math.tointeger(tonumber(string.match(name, "^sm_(%d+)[af]?$")))
   local known, seen = {}, {}
   for _, architecture in ipairs(architectures) do
-    for number, limits in pairs(architecture.targets) do
+    for number, limits in pairs(architecture.targets or {}) do
       if number == sm then
-        local target = { name = name, sm = sm }
+        -- Without a device there is no driver either: as new as one likes.
+        local target = { name = name, sm = sm, tensor_maps = sm >= 90 }
         for field, amount in pairs(limits) do target[field] = amount end
         return target
       end
@@ -51,18 +53,21 @@ function policy.target(name)
   return refuse("UNSUPPORTED", "architecture %s: known are %s", name, table.concat(known, ", "))
 end
 
--- The backward algorithm for "auto". Five matrix products in `ordered` against seven in `two_pass`;
--- but `ordered` keeps an fp32 dK and dV of a kv tile in registers. Above head dim 128 they fit only
--- where eight warps share them (so in blocks of 32) over 160 KB of shared memory: at 256 that is
--- 16 % faster than `two_pass` on an H200.
+-- The backward algorithms for "auto", the first that is served. Five matrix products in `ordered`
+-- against seven in `two_pass`; but `ordered` keeps an fp32 dK and dV of a kv tile in registers.
+-- Above head dim 128 they fit only where eight warps share them (so in blocks of 32) over 160 KB of
+-- shared memory: at 256 that is 16 % faster than `two_pass` on an H200. There `materialised` keeps
+-- nothing from tile to tile, and is twice as fast.
 function policy.backward(spec, target)
-  if spec.backward ~= "auto" then return spec.backward end
-  if spec.dtype == "fp32" then return "two_pass" end
+  if spec.backward ~= "auto" then return { spec.backward } end
+  if spec.dtype == "fp32" then return { "two_pass" } end
   local function in_blocks(dim) return (dim + 15) // 16 % 2 == 0 end
-  if math.max(spec.head_dim, spec.head_dim_v) <= 128 then return "ordered" end
-  local fits = in_blocks(spec.head_dim) and in_blocks(spec.head_dim_v)
+  local largest = math.max(spec.head_dim, spec.head_dim_v)
+  if largest <= 128 then return { "ordered" } end
+  local fits = largest <= 256 and in_blocks(spec.head_dim) and in_blocks(spec.head_dim_v)
     and target.shared_per_block >= 160 * 1024
-  return fits and "ordered" or "two_pass"
+  local portable = fits and "ordered" or "two_pass"
+  return target.sm == 90 and { "materialised", portable } or { portable }
 end
 
 -- The reason why a tiling's launches do not fit the GPU; nil if they do.
@@ -75,10 +80,9 @@ local function shared_memory_short(tiling, target)
   end
 end
 
-function policy.tiling(request)
-  local algorithm = request.direction == "forward" and "forward"
-    or policy.backward(request.spec, request.target)
-  local reasons = {}
+-- The tiling of the first architecture that serves an algorithm; nil if none does. Adds to
+-- `reasons`.
+local function find_tiling(request, algorithm, reasons)
   for _, architecture in ipairs(architectures) do
     local serves, reason = architecture.serves(request)
     if serves then
@@ -87,14 +91,27 @@ function policy.tiling(request)
       if tiling then reason = shared_memory_short(tiling, request.target) end
       if tiling and not reason then
         tiling.architecture, tiling.algorithm = architecture.name, algorithm
+        tiling.code, tiling.passed_over = architecture.code, table.concat(reasons, "; ")
         return tiling
       end
     end
     reasons[#reasons + 1] = string.format("%s: %s", architecture.name, reason or "no reason given")
   end
+end
+
+function policy.tiling(request)
   local spec = request.spec
+  local algorithms = request.direction == "forward" and { "forward" }
+    or policy.backward(spec, request.target)
+  local reasons
+  for _, algorithm in ipairs(algorithms) do
+    reasons = {}
+    local tiling = find_tiling(request, algorithm, reasons)
+    if tiling then return tiling end
+  end
   return refuse("UNSUPPORTED", "head_dim %d/%d %s %s on %s is not served (%s)", spec.head_dim,
-    spec.head_dim_v, spec.dtype, algorithm, request.target.name, table.concat(reasons, "; "))
+    spec.head_dim_v, spec.dtype, algorithms[#algorithms], request.target.name,
+    table.concat(reasons, "; "))
 end
 
 -- The schedule for "auto" is a shipped one; a user's own is found by running his script again:
@@ -129,6 +146,7 @@ function policy.schedule(request)
     name = name,
     portable = portable,
     batch_variant = entry.batch_variant or false,
+    together = options.together or 0,
     assignment = type(assignment) == "function" and "call" or assignment,
   }
 end

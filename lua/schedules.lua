@@ -113,11 +113,12 @@ schedules.rules = {
     pattern = function(map) return { start = down(map.chains), visits = forwards(map) } end,
   },
   longest_first = {
-    about = "the longest chain of all heads first, so that the short ones fill the gaps at the "
-      .. "end; visits from last to first",
+    about = "the longest chain of all heads first (or of `together` heads, then of as many others), "
+      .. "so that the short ones fill the gaps at the end; visits from last to first",
     source = "Graham's longest processing time first, on DASH's descending order",
     order = "portable",
     assignment = "longest",
+    options = { together = { default = 0, least = 0, most = 1 << 20 } },
     pattern = function(map)
       local start, count = up(map.chains), {}
       for chain = 0, map.chains - 1 do count[chain] = map.count(chain) end

@@ -29,6 +29,7 @@ function tuning.candidates(request)
   local own = string.match(spec.schedule, "^[^:]+")
   if spec.schedule ~= "auto" and not schedules.rules[own] then add("ordered", spec.schedule) end
   add("two_pass", "ascending")
+  add("materialised", "ascending")
   if not spec.deterministic then add("atomic", "ascending") end
   return list
 end

@@ -31,18 +31,13 @@ static const TensorUse tensor_uses[] = {
 };
 #undef USE
 
-/* How far a tensor reaches in each strided dimension. */
-typedef struct Extents {
-  int64_t batch, rows, heads;
-} Extents;
-
-static Extents tensor_extents(const rota_plan *plan, const TensorUse *use) {
+Extents arguments_extents(const rota_plan *plan, bool keys) {
   const Lengths *lengths = plan->plan->lengths;
-  int64_t longest = use->keys ? plan->longest_k : plan->longest_q;
-  int64_t span = use->keys ? plan->span_k : plan->span_q;
+  int64_t longest = keys ? plan->longest_k : plan->longest_q;
+  int64_t span = keys ? plan->span_k : plan->span_q;
   return (Extents){.batch = lengths->packed ? 1 : lengths->batch,
                    .rows = lengths->packed ? span : longest,
-                   .heads = use->keys ? plan->plan->kv_heads : plan->plan->heads};
+                   .heads = keys ? plan->plan->kv_heads : plan->plan->heads};
 }
 
 static const char *direction_name(const rota_plan *plan) {
@@ -116,7 +111,7 @@ static rota_status check_tensor(const rota_plan *plan, const TensorUse *use,
   Role role = use->role[plan->plan->direction];
   if (role == UNUSED)
     return ROTA_OK;
-  Extents extents = tensor_extents(plan, use);
+  Extents extents = arguments_extents(plan, use->keys);
   int64_t elements = (use->keys ? plan->rows_k : plan->rows_q) * extents.heads;
   if (!tensor->data) {
     /* An empty tensor has no address to give. */
@@ -319,6 +314,24 @@ static void fill_symbols(const rota_plan *plan, const rota_arguments *arguments,
   }
 }
 
+static void fill_works(const rota_plan *plan, char *scratch, RotaMaterialised *block) {
+  const Works *works = &plan->plan->works;
+  const RotaWorkspace *workspace = &plan->plan->workspace;
+  block->units = device_pointer(plan->works_image, works->units.offset);
+  block->segments = device_pointer(plan->works_image, works->segments.offset);
+  block->chunks = device_pointer(plan->works_image, works->chunks.offset);
+  block->works = device_pointer(plan->works_image, works->works.offset);
+  block->segment_count = (int)works->segments.count;
+  block->chunk_count = (int)works->chunks.count;
+  block->ticket_count = works->tickets;
+  block->place_blocks = works->place_blocks;
+  block->scores = (unsigned char *)scratch + workspace->scores;
+  block->stats = (float *)(void *)(scratch + workspace->stats);
+  block->sum_q = (float *)(void *)(scratch + workspace->sum_q);
+  block->sum_k = (float *)(void *)(scratch + workspace->sum_k);
+  block->counters = (int *)(void *)(scratch + workspace->work_counters);
+}
+
 void arguments_fill(const rota_plan *plan, const rota_arguments *arguments, void *workspace,
                     RotaArguments *block) {
   memset(block, 0, sizeof *block);
@@ -332,4 +345,5 @@ void arguments_fill(const rota_plan *plan, const rota_arguments *arguments, void
   block->delta = (float *)(void *)(scratch + plan->plan->workspace.delta);
   block->dq_accumulator = (float *)(void *)(scratch + plan->plan->workspace.dq_accumulator);
   block->counters = (int *)(void *)(scratch + plan->plan->workspace.counters);
+  fill_works(plan, scratch, &block->materialised);
 }

@@ -5,6 +5,14 @@
 
 #include "runtime/prepared.h"
 
+/* How far a tensor reaches in each strided dimension; rows of the longest slot, or of all that are
+ * packed. */
+typedef struct Extents {
+  int64_t batch, rows, heads;
+} Extents;
+/* Of the tensors with a query's rows and heads, or with a key's. */
+Extents arguments_extents(const rota_plan *plan, bool keys);
+
 /* Required pointers, alignment and strides of the kernel's layout class, sinks, tensors of the
  * score by name. Says which tensor and what to do. Reads no tensor. */
 rota_status arguments_check(const rota_plan *plan, const rota_arguments *arguments);

@@ -321,7 +321,7 @@ static rota_status compile(const Job *job, Cubin **cubin) {
               job->digest.hex, job->architecture, 1e3 * seconds, (*cubin)->bytes,
               (*cubin)->registers, (*cubin)->spill_bytes);
   }
-  bool warned = strstr(log, "warning") || status != ROTA_OK;
+  bool warned = strstr(log, "warning") || cubin_log_serialised(log) || status != ROTA_OK;
   if (*log)
     log_print(compiler->log, warned ? 1 : 3, "NVRTC's log for %s:\n%s", job->digest.hex, log);
   compile_dump_cubin(compiler->dump_dir, job->name, *cubin, log, compiler->log);

@@ -75,3 +75,7 @@ void cubin_read_log(Cubin *cubin, const char *log) {
     log += *log == '\n';
   }
 }
+
+const char *cubin_log_serialised(const char *log) {
+  return strstr(log, "wgmma.mma_async instructions are serialized");
+}

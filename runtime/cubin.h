@@ -25,5 +25,8 @@ rota_status cubin_copy(const Cubin *from, Cubin **cubin);
 void cubin_destroy(Cubin *cubin); /* NULL is fine */
 /* Fills registers, spill_bytes and shared_bytes from the words of `ptxas -v`. */
 void cubin_read_log(Cubin *cubin, const char *log);
+/* Where a log says that wgmma was serialised, which ptxas calls information: a kernel several times
+ * slower than it looks. NULL: nowhere. */
+const char *cubin_log_serialised(const char *log);
 
 #endif

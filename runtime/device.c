@@ -25,6 +25,7 @@ static rota_status read_target(Device *device) {
   }
   target->sm = 10 * major + minor;
   target->l2_bytes = l2;
+  target->tensor_maps = target->sm >= 90 && driver->tensor_map_encode;
   snprintf(target->name, sizeof target->name, "sm_%d", target->sm);
   if (target->sm < 80)
     return status_fail(ROTA_NO_DEVICE,

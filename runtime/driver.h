@@ -48,7 +48,37 @@ enum {
   CAPTURE_THREAD_LOCAL = 1,
   CAPTURE_RELAXED = 2,
   STREAM_NON_BLOCKING = 1,
+
+  LAUNCH_COOPERATIVE = 2,
+  LAUNCH_PROGRAMMATIC_SERIALIZATION = 6,
+
+  TENSOR_MAP_FLOAT16 = 6,
+  TENSOR_MAP_BFLOAT16 = 9,
+  TENSOR_MAP_INTERLEAVE_NONE = 0,
+  TENSOR_MAP_SWIZZLE_128B = 3,
+  TENSOR_MAP_PROMOTION_256B = 3,
+  TENSOR_MAP_FILL_ZEROS = 0,
 };
+
+/* CUlaunchAttribute: a number that says which, and a union of 64 bytes. */
+typedef struct LaunchAttribute {
+  int id;
+  int padding;
+  union {
+    int number;
+    unsigned char bytes[64];
+    long long alignment;
+  } value;
+} LaunchAttribute;
+
+/* CUlaunchConfig. */
+typedef struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z;
+  unsigned shared_bytes;
+  CUstream stream;
+  LaunchAttribute *attributes;
+  unsigned attribute_count;
+} LaunchConfig;
 
 typedef struct Driver {
 #define X(name, symbol, need, parameters) CUresult(*name) parameters;

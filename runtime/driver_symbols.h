@@ -52,8 +52,14 @@
     (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                   \
      void **parameters))                                                                           \
+  X(launch_extended, "cuLaunchKernelEx", OPTIONAL,                                                 \
+    (const LaunchConfig *config, CUfunction function, void **parameters, void **extra)) /* 11.8 */ \
   X(resident_blocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor", REQUIRED,                      \
     (int *blocks, CUfunction function, int block_size, size_t shared_bytes))                       \
+  X(tensor_map_encode, "cuTensorMapEncodeTiled", OPTIONAL,                                         \
+    (void *map, int type, unsigned rank, void *address, const unsigned long long *sizes,           \
+     const unsigned long long *strides, const unsigned *box, const unsigned *element_strides,      \
+     int interleave, int swizzle, int promotion, int fill)) /* 12.0 */                             \
   /* memory */                                                                                     \
   X(memory_allocate, "cuMemAlloc_v2", REQUIRED, (CUdeviceptr *address, size_t bytes))              \
   X(memory_free, "cuMemFree_v2", REQUIRED, (CUdeviceptr address))                                  \

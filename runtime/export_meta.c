@@ -72,18 +72,23 @@ static json_t *spec_to_json(const Spec *spec) {
 }
 
 static json_t *tiling_to_json(const Tiling *tiling) {
-  json_t *fields = json_array(), *launches = json_array();
+  json_t *fields = json_array(), *launches = json_array(), *maps = json_array();
+  json_t *wgmma = json_array();
+  for (int i = 0; i < tiling->wgmma_count && wgmma; i++)
+    append(&wgmma, json_integer(tiling->wgmma[i]));
+  for (int i = 0; i < tiling->map_count && maps; i++)
+    append(&maps, json_pack("[i, i]", (int)tiling->maps[i].tensor, tiling->maps[i].rows));
   for (int i = 0; i < tiling->field_count && fields; i++)
     append(&fields, json_pack("[s, i]", tiling->fields[i].name, tiling->fields[i].value));
   for (int i = 0; i < tiling->launch_count && launches; i++) {
     const Launch *launch = &tiling->launches[i];
-    append(&launches, json_pack("[s, i, i, i]", launch->entry, (int)launch->grid, launch->threads,
-                                launch->shared_bytes));
+    append(&launches, json_pack("[s, i, i, i, b]", launch->entry, (int)launch->grid,
+                                launch->threads, launch->shared_bytes, (int)launch->overlaps));
   }
-  return json_pack("{s:s, s:s, s:s, s:i, s:i, s:o, s:o}", "architecture", tiling->architecture,
-                   "algorithm", tiling->algorithm, "template", tiling->template_path, "tile_q",
-                   tiling->tile_q, "tile_kv", tiling->tile_kv, "fields", fields, "launches",
-                   launches);
+  return json_pack("{s:s, s:s, s:s, s:i, s:i, s:o, s:o, s:o, s:o}", "architecture",
+                   tiling->architecture, "algorithm", tiling->algorithm, "template",
+                   tiling->template_path, "tile_q", tiling->tile_q, "tile_kv", tiling->tile_kv,
+                   "fields", fields, "launches", launches, "tensor_maps", maps, "wgmma", wgmma);
 }
 
 static json_t *target_to_json(const Target *target) {
@@ -209,27 +214,55 @@ static rota_status launches_from_json(json_t *launches, Tiling *tiling) {
   json_array_foreach(launches, index, element) {
     Launch *launch = &tiling->launches[tiling->launch_count++];
     const char *entry;
-    int grid;
-    if (json_unpack(element, "[s, i, i, i]", &entry, &grid, &launch->threads,
-                    &launch->shared_bytes) != 0 ||
-        grid < GRID_ROW_ITEMS || grid > GRID_HEADS || launch->threads < 1 ||
+    int grid, overlaps;
+    if (json_unpack(element, "[s, i, i, i, b]", &entry, &grid, &launch->threads,
+                    &launch->shared_bytes, &overlaps) != 0 ||
+        grid < GRID_ROW_ITEMS || grid >= GRID_COUNT || launch->threads < 1 ||
         launch->shared_bytes < 0)
       return damaged("tiling", "a launch");
     COPY_NAME(launch->entry, entry);
     launch->grid = (Grid)grid;
+    launch->overlaps = overlaps != 0;
   }
+  return ROTA_OK;
+}
+
+static rota_status maps_from_json(json_t *maps, Tiling *tiling) {
+  size_t index;
+  json_t *element;
+  if (json_array_size(maps) > TILING_MAPS_MAX)
+    return damaged("tiling", "too many tensor maps");
+  json_array_foreach(maps, index, element) {
+    TilingMap *map = &tiling->maps[tiling->map_count++];
+    int tensor;
+    if (json_unpack(element, "[i, i]", &tensor, &map->rows) != 0 || tensor < 0 ||
+        tensor >= MAPPED_COUNT || map->rows < 1)
+      return damaged("tiling", "a tensor map");
+    map->tensor = (Mapped)tensor;
+  }
+  return ROTA_OK;
+}
+
+static rota_status wgmma_from_json(json_t *list, Tiling *tiling) {
+  size_t index;
+  json_t *n;
+  if (json_array_size(list) > TILING_WGMMA_MAX)
+    return damaged("tiling", "too many shapes");
+  json_array_foreach(list, index, n) tiling->wgmma[tiling->wgmma_count++] =
+      (int)json_integer_value(n);
   return ROTA_OK;
 }
 
 static rota_status tiling_from_json(json_t *json, Tiling *tiling) {
   const char *architecture, *algorithm, *template_path;
-  json_t *fields, *launches, *element;
+  json_t *fields, *launches, *maps, *wgmma, *element;
   json_error_t error;
   size_t index;
-  if (json_unpack_ex(json, &error, 0, "{s:s, s:s, s:s, s:i, s:i, s:o, s:o}", "architecture",
-                     &architecture, "algorithm", &algorithm, "template", &template_path, "tile_q",
-                     &tiling->tile_q, "tile_kv", &tiling->tile_kv, "fields", &fields, "launches",
-                     &launches) != 0)
+  if (json_unpack_ex(json, &error, 0, "{s:s, s:s, s:s, s:i, s:i, s:o, s:o, s:o, s:o}",
+                     "architecture", &architecture, "algorithm", &algorithm, "template",
+                     &template_path, "tile_q", &tiling->tile_q, "tile_kv", &tiling->tile_kv,
+                     "fields", &fields, "launches", &launches, "tensor_maps", &maps, "wgmma",
+                     &wgmma) != 0)
     return damaged("tiling", error.text);
   COPY_NAME(tiling->architecture, architecture);
   COPY_NAME(tiling->algorithm, algorithm);
@@ -243,6 +276,8 @@ static rota_status tiling_from_json(json_t *json, Tiling *tiling) {
       return damaged("tiling", "a field");
     COPY_NAME(field->name, name);
   }
+  ROTA_TRY(maps_from_json(maps, tiling));
+  ROTA_TRY(wgmma_from_json(wgmma, tiling));
   return launches_from_json(launches, tiling);
 }
 

@@ -1,6 +1,7 @@
 /* Kernels: from a spec to something that runs. */
 #include "runtime/kernel.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -139,34 +140,50 @@ static rota_status build(rota_kernel *kernel, Device *device) {
   return status;
 }
 
+/* A kernel of the choice, compiled and loaded. */
+static rota_status make(rota_context *context, const Spec *spec, const rota_kernel_request *request,
+                        const KernelChoice *choice, rota_kernel **result) {
+  rota_kernel *kernel = memory_allocate(1, sizeof *kernel);
+  if (!kernel)
+    return ROTA_OUT_OF_MEMORY;
+  kernel->references = 1;
+  kernel->context = context;
+  kernel->direction = request->direction;
+  kernel->layout = request->layout;
+  kernel->device = choice->kind;
+  kernel->target = choice->target;
+  kernel->tiling = choice->tiling;
+  kernel->schedule = choice->schedule;
+  /* What it runs on follows from what it is compiled for: "sm_90a" is 9.0 alone. */
+  const char *code = tiling_code(&choice->tiling, &choice->target);
+  snprintf(kernel->target.name, sizeof kernel->target.name, "%s", code);
+  spec_copy(&kernel->spec, spec);
+  kernel->schedule.script = kernel->spec.script;
+  rota_status status = build(kernel, choice->device);
+  if (status == ROTA_OK)
+    *result = kernel;
+  else
+    kernel_release(kernel);
+  return status;
+}
+
 rota_status kernel_prepare(rota_context *context, const Spec *spec,
                            const rota_kernel_request *request, rota_kernel **result) {
   *result = NULL;
   KernelChoice choice;
   ROTA_TRY(kernel_choose(context, spec, request, &choice));
-  rota_kernel *kernel = memory_allocate(1, sizeof *kernel);
-  if (!kernel) {
-    kernel_choice_free(&choice);
-    return ROTA_OUT_OF_MEMORY;
+  rota_status status = make(context, spec, request, &choice, result);
+  if (status == ROTA_UNSUPPORTED && choice.tiling.code[0]) {
+    /* The compiler is older than these instructions: without them, then. */
+    log_warn_once(&context->log, LOG_COMPILER_TOO_OLD, "slower kernels than this GPU could run: %s",
+                  status_message());
+    choice.target.tensor_maps = false;
+    status = choose_tiling(context, spec, request, &choice);
+    if (status == ROTA_OK)
+      status = make(context, spec, request, &choice, result);
   }
-  kernel->references = 1;
-  kernel->context = context;
-  kernel->direction = request->direction;
-  kernel->layout = request->layout;
-  kernel->device = choice.kind;
-  kernel->target = choice.target;
-  kernel->tiling = choice.tiling;
-  kernel->schedule = choice.schedule;
-  spec_copy(&kernel->spec, spec);
-  kernel->schedule.script = kernel->spec.script;
-  rota_status status = build(kernel, choice.device);
   kernel_choice_free(&choice);
-  if (status != ROTA_OK) {
-    kernel_release(kernel);
-    return status;
-  }
-  *result = kernel;
-  return ROTA_OK;
+  return status;
 }
 
 rota_kernel *kernel_retain(rota_kernel *kernel) {

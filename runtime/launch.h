@@ -1,4 +1,4 @@
-/* Level 12. Running a plan: the one place that launches. */
+/* Level 13. Running a plan: the one place that launches. */
 #ifndef ROTA_RUNTIME_LAUNCH_H
 #define ROTA_RUNTIME_LAUNCH_H
 

@@ -18,7 +18,8 @@ enum { LOG_LEVEL_MAX = 4 };
   X(NO_CACHE_DIRECTORY)                                                                            \
   X(CACHE_NOT_WRITABLE)                                                                            \
   X(CACHE_LOCK_TIMEOUT)                                                                            \
-  X(DUMP_NOT_WRITABLE)
+  X(DUMP_NOT_WRITABLE)                                                                             \
+  X(COMPILER_TOO_OLD)
 typedef enum LogOnce {
 #define X(name) LOG_##name,
   LOG_ONCE_LIST(X)

@@ -263,15 +263,19 @@ const int *nvrtc_architectures(const Nvrtc *nvrtc, size_t *count) {
 
 /* ---- Compiling ------------------------------------------------------------------------------ */
 
+enum { FIRST_EXACT_VERSION = 12000 }; /* that knows sm_90a */
+
 /* Asked before compiling, because NVRTC's own words are "invalid value for --gpu-architecture". */
 static rota_status check_architecture(const Nvrtc *nvrtc, const char *architecture) {
   size_t count;
   const int *known = nvrtc_architectures(nvrtc, &count);
   long wanted = strncmp(architecture, "sm_", 3) == 0 ? strtol(architecture + 3, NULL, 10) : 0;
+  bool exact = strchr(architecture, 'a') != NULL;
+  bool serves = !exact || nvrtc_version_number(nvrtc) >= FIRST_EXACT_VERSION;
   Text list = {0};
-  bool found = count == 0;
+  bool found = count == 0 && serves;
   for (size_t i = 0; i < count && !found; i++) {
-    found = known[i] == wanted;
+    found = known[i] == wanted && serves;
     text_format(&list, "%ssm_%d", i ? ", " : "", known[i]);
   }
   rota_status status = ROTA_OK;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "generator/clock.h"
+#include "generator/plan_works.h"
 
 /* What decides the bits, besides the inputs: code, patterns, and the numbers that a kernel is
  * handed. */
@@ -96,10 +97,12 @@ static void fit_workers(const rota_kernel *kernel, Schedule *schedule) {
   int32_t resident = resident_workers(kernel);
   if (!schedule->portable || schedule->workers <= resident)
     return;
-  if (resident < 1)
+  if (resident < 1) {
     schedule->assignment = ASSIGN_TICKETS;
-  else
+    schedule->persistent = false;
+  } else {
     schedule->workers = resident;
+  }
 }
 
 static rota_status finish(rota_plan *plan) {
@@ -111,8 +114,11 @@ static rota_status finish(rota_plan *plan) {
     return ROTA_OUT_OF_MEMORY;
   if (plan->kernel->device == ROTA_DEVICE_CPU)
     return ROTA_OK;
-  return device_upload(plan->kernel->module->device, plan->plan->image, plan->plan->image_bytes,
-                       &plan->image);
+  const Device *device = plan->kernel->module->device;
+  const Works *works = &plan->plan->works;
+  if (works->image_bytes > 0)
+    ROTA_TRY(device_upload(device, works->image, works->image_bytes, &plan->works_image));
+  return device_upload(device, plan->plan->image, plan->plan->image_bytes, &plan->image);
 }
 
 static rota_status begin(rota_kernel *kernel, rota_plan **result) {
@@ -186,6 +192,8 @@ rota_status prepared_load(rota_kernel *kernel, const char *path, rota_plan **pla
   /* The file tells tiling, scale and workspace; a kernel runs only what fits its own. */
   if (status == ROTA_OK)
     status = plan_matches((*plan)->plan, &kernel->spec, kernel->direction, &kernel->tiling);
+  if (status == ROTA_OK)
+    status = works_build(&kernel->spec, (*plan)->plan);
   return end(status, started, plan);
 }
 
@@ -194,6 +202,8 @@ void prepared_destroy(rota_plan *plan) {
     return;
   if (plan->image)
     device_free(plan->kernel->module->device, plan->image);
+  if (plan->works_image)
+    device_free(plan->kernel->module->device, plan->works_image);
   plan_destroy(plan->plan);
   kernel_release(plan->kernel);
   free(plan);

@@ -10,6 +10,7 @@ struct rota_plan {
   rota_kernel *kernel; /* retained */
   Plan *plan;          /* owned */
   CUdeviceptr image;   /* CUDA: copy of plan->image in the kernel's device, owned; else 0 */
+  CUdeviceptr works_image; /* likewise of plan->works.image */
   Digest digest;       /* of all that decides the bits */
   double seconds;      /* spent making it */
   /* Extents that the checks of a run need. */

@@ -97,6 +97,12 @@ check "io refuses a length beyond its range" status 1 "$rota" io --n 100000000 -
 check "doctor exits 0" status 0 "$rota" doctor
 check "doctor prints JSON" status 0 "$rota" doctor --json
 check "... that parses" json
+if command -v cc >/dev/null; then # a GPU that is none, as the host tests have it
+  mkdir -p "$scratch/driver"
+  check "a stand-in for the driver" cc -std=gnu11 -shared -fPIC -o "$scratch/driver/libcuda.so.1" "$source/tests/host/fake_driver.c"
+  check "doctor with a GPU" status 0 env LD_LIBRARY_PATH="$scratch/driver" "$rota" doctor
+  check "... says whose kernels serve" out_has "cuda:0 bf16, head_dim 128, forward: hopper"
+fi
 check "cache list exits 0" status 0 "$rota" cache list --json
 check "... and parses" json
 check "cache verify exits 0" status 0 "$rota" cache verify
@@ -108,6 +114,9 @@ if "$rota" doctor | grep -q '^ok   nvrtc'; then
   check "compile exits 0" status 0 "$rota" compile -e "$model" --direction forward --arch sm_80
   check "compile hits the cache then" status 0 "$rota" compile -e "$model" --direction forward --arch sm_80 --json
   check "... and says so" out_has '"cache_hit": true'
+  check "... and whose kernels serve" out_has '"kernels": "portable"'
+  check "compile says why no better ones do" status 0 "$rota" compile -e "$model" --direction forward --arch sm_90 --layout any
+  check "... by architecture" out_has "portable kernels (hopper: the copy engine needs ROTA_LAYOUT_ALIGNED)"
 else
   echo "SKIPPED: compile (no NVRTC here)"
 fi

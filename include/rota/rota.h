@@ -129,7 +129,7 @@ ROTA_API rota_status rota_spec_create_from_file(rota_context *context, const cha
  * from the defaults. */
 typedef struct rota_spec_fields {
   rota_dtype dtype;            /* of Q, K, V, O and the gradients; default BF16 */
-  int32_t head_dim;            /* of Q and K: 1 .. 256 */
+  int32_t head_dim;            /* of Q and K: 1 .. 1024 */
   int32_t head_dim_v;          /* of V and O; 0: head_dim */
   int32_t heads;               /* query heads; default 1 */
   int32_t kv_heads;            /* key and value heads; divides heads; 0: heads */
@@ -138,7 +138,8 @@ typedef struct rota_spec_fields {
   float scale;                 /* softmax scale; 0: 1/sqrt(head_dim) */
   bool sink_logit;             /* one learnable logit per query head in the softmax's denominator */
   bool allow_nondeterministic; /* false (default): gradients are bit-reproducible */
-  const char *backward;        /* "auto", "ordered", "two_pass", "atomic"; NULL: auto */
+  const char *backward;        /* NULL or "auto"; "ordered", "two_pass", "materialised",
+                                * "atomic" */
   const char *schedule;        /* of lua/schedules.lua: "shift", "shift:stagger=3"; NULL: auto */
 } rota_spec_fields;
 ROTA_API rota_status rota_spec_create(rota_context *context, const rota_spec_fields *fields,
@@ -233,6 +234,8 @@ typedef struct rota_plan_request {
   int32_t tensor_count;
   const rota_named_value *values;
   int32_t value_count;
+  size_t workspace_limit; /* bytes; 0: 512 MiB. Kernels that pass matrices through memory keep to
+                           * it, the larger the faster; no other kernel's need is changed by it */
 } rota_plan_request;
 
 /* Builds tile map and schedule, verifies them and uploads the tables. Errors: INVALID_ARGUMENT

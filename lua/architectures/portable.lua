@@ -3,7 +3,8 @@
 -- A tiling is a table: `template` (path of the device code), integers, each of which becomes a
 -- constant of tiling.cuh (tile_q -> kTileQ), and `launches` = {{entry, grid, threads,
 -- shared_bytes}, ...} in the order of execution; a grid is a name of generator/tiling.h's
--- GRID_LIST. architecture and algorithm are filled in by lua/policy.lua.
+-- GRID_LIST. architecture and algorithm are filled in by lua/policy.lua. What only sm_90 has:
+-- lua/architectures/hopper.lua.
 local forward = import "lua/architectures/portable_forward.lua"
 local backward = import "lua/architectures/portable_backward.lua"
 

@@ -155,11 +155,20 @@ local function two_pass(spec, target)
     target.shared_per_block)
 end
 
--- fp32 on CUDA cores; rows of shared memory have an odd number of floats.
-local function simple(spec)
-  local tile, threads = math.max(spec.head_dim, spec.head_dim_v) > 128 and 16 or 32, 256
-  local shared = 4 * (2 * tile * ((spec.head_dim | 1) + (spec.head_dim_v | 1))
-    + 2 * tile * (tile | 1))
+-- Plain arithmetic on CUDA cores; rows of shared memory have an odd number of words. The largest
+-- tile that fits.
+local function simple(spec, target)
+  local largest, threads = math.max(spec.head_dim, spec.head_dim_v), 256
+  local tile = largest > 256 and 8 or largest > 128 and 16 or 32
+  local per_word = spec.dtype == "fp32" and 1 or 2
+  local function words(dim) return (dim + per_word - 1) // per_word | 1 end
+  local function bytes()
+    return 4 * (2 * tile * (words(spec.head_dim) + words(spec.head_dim_v)) + 2 * tile * (tile | 1))
+  end
+  while tile > 4 and bytes() > target.shared_per_block do
+    tile = tile // 2
+  end
+  local shared = bytes()
   return {
     template = "templates/simple/backward.cuh",
     tile_q = tile,
@@ -179,7 +188,12 @@ return function(request, algorithm)
     if algorithm ~= "two_pass" then
       return nil, string.format("fp32 has no `%s`; use `two_pass`", algorithm)
     end
-    return simple(spec)
+    return simple(spec, request.target)
+  end
+  if algorithm == "materialised" then return nil, "no `materialised`" end
+  if math.max(spec.head_dim, spec.head_dim_v) > 256 then
+    if algorithm == "two_pass" then return simple(spec, request.target) end
+    return nil, string.format("no `%s` for head dims beyond 256; use `two_pass`", algorithm)
   end
   if algorithm == "two_pass" then return two_pass(spec, request.target) end
   return five_products(spec, request.target, algorithm == "atomic")

@@ -19,17 +19,26 @@ local function launches(warps, shared_bytes)
   }
 end
 
--- Plain arithmetic: a lane per key; Q, O, K (with an odd pitch) and V as floats.
-local function simple(spec)
-  local tile_q, tile_kv = 16, 32
-  local floats = tile_q * (spec.head_dim + spec.head_dim_v)
-    + tile_kv * ((spec.head_dim | 1) + spec.head_dim_v)
+-- Plain arithmetic: a lane per key; O as floats, Q, and K (in rows of an odd number of words) or
+-- V. The most query rows that fit.
+local function simple(spec, target)
+  local tile_kv, size = 32, spec.dtype == "fp32" and 4 or 2
+  local per_word = 4 // size
+  local pitch = ((spec.head_dim + per_word - 1) // per_word | 1) * per_word
+  local function bytes(tile_q)
+    return tile_q * (4 * spec.head_dim_v + size * spec.head_dim) + 4
+      + size * tile_kv * math.max(pitch, spec.head_dim_v)
+  end
+  local tile_q = 16
+  while tile_q > WARPS and bytes(tile_q) > target.shared_per_block do
+    tile_q = tile_q // 2
+  end
   return {
     template = "templates/simple/forward.cuh",
     tile_q = tile_q,
     tile_kv = tile_kv,
     warps = WARPS,
-    launches = launches(WARPS, 4 * floats),
+    launches = launches(WARPS, bytes(tile_q)),
   }
 end
 
@@ -47,7 +56,10 @@ end
 
 return function(request)
   local spec, target = request.spec, request.target
-  if spec.dtype == "fp32" then return simple(spec) end
+  -- Beyond 256 O and S of a warp's rows outgrow the registers.
+  if spec.dtype == "fp32" or math.max(spec.head_dim, spec.head_dim_v) > 256 then
+    return simple(spec, target)
+  end
   local dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
   local tiling = tiles(spec, dim, dim_v)
   -- Q, whose place O takes later, and K and V of each stage; two bytes an element.

@@ -135,6 +135,7 @@ PlanRequest = _struct(
     tensor_count=c.c_int32,
     values=c.POINTER(NamedValue),
     value_count=c.c_int32,
+    workspace_limit=c.c_size_t,
 )
 PlanInfo = _struct(
     "PlanInfo",

@@ -9,13 +9,17 @@
 //   row_items[i]   = (row, query head)   blocks of forward, delta, dQ; longest first
 //   chain_items[i] = (chain, kv head)    blocks of two_pass, queue entries of ordered and atomic
 //   queue[w] .. queue[w + 1]             chain_items of worker w; workers are numbered by a ticket
+//                                        forward: row_items of block w
 // clang-format on
 #ifndef ROTA_LIB_ABI_H
 #define ROTA_LIB_ABI_H
 
+#include "templates/lib/materialised.h"
+
 #define ROTA_ABI_PARAMETERS 24
 #define ROTA_ABI_TENSORS    8
 #define ROTA_ABI_RANK       4
+#define ROTA_ABI_MAPS       8
 
 // ---- Tables (all indices 32-bit; offsets into the image are bytes) ----
 
@@ -72,15 +76,31 @@ typedef struct RotaSection { // host: where a table lies in the image
 // without has size 0 ----
 
 typedef struct RotaWorkspace {
-  long long delta;          // float [all query tiles * heads * tile_q]: rowsum(dO * O) - dLSE
+  long long delta;          // float [all query tiles * heads * tile_q]: rowsum(dO * O) - dLSE;
+                            // with tiling.row_values = 2 then as many: LSE log2 e, +inf for -inf
   long long dq_accumulator; // float [all query tiles * heads][tile_q * padded head dim], in an
                             // order the kernel chooses
   long long
       counters;    // int [all query tiles * heads + 1]: finished ranks; the last one is the ticket
+  long long works; // from here on what works need (lib/materialised.h), as far as there are any
+  long long scores, stats, sum_q, sum_k, work_counters;
   long long bytes; // total
 } RotaWorkspace;
 
 // ---- Arguments of every entry, by value ----
+
+// A tensor as the copy engine of sm_90 sees it, made by the driver (CUtensorMap): dimensions (head
+// dim, row, head, slot), a box of 64 columns and the tiling's number of rows, swizzled by 128
+// bytes. Rows of all slots where sequences are packed; zeros arrive for what lies beyond the
+// tensor.
+typedef struct RotaTensorMap {
+  unsigned long long opaque[16];
+} __attribute__((aligned(64))) RotaTensorMap;
+
+// Second argument of every entry of a tiling that has tensor maps, in its order: kMapQ and so on.
+typedef struct RotaTensorMaps {
+  RotaTensorMap map[ROTA_ABI_MAPS];
+} RotaTensorMaps;
 
 typedef struct RotaTensor { // element (b, row, head, i) = data[slot * stride_batch + (begin + row)
                             // * stride_row + head * stride_head + i]
@@ -119,6 +139,7 @@ typedef struct RotaArguments {
   int heads, kv_heads, batch, tiles; // tiles: query tiles of all sequences
   int row_item_count, chain_item_count, workers;
   float scale; // softmax scale
+  RotaMaterialised materialised;
 } RotaArguments;
 
 #endif

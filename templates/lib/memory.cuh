@@ -87,6 +87,11 @@ ROTA_DEVICE void store_shared_chunk(unsigned shared, const Chunk &x) {
 ROTA_DEVICE void store_shared_word(unsigned shared, unsigned x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }
+ROTA_DEVICE int load_shared_int(unsigned shared) {
+  int x;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
+}
 ROTA_DEVICE Chunk load_global_chunk(const void *global) {
   Chunk x;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

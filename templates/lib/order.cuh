@@ -61,6 +61,11 @@ ROTA_DEVICE void load_sum(float (&x)[4], const float *from) {
                : "l"(from)
                : "memory");
 }
+ROTA_DEVICE float load_fresh(const float *from) {
+  float x;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+  return x;
+}
 ROTA_DEVICE void store_sum(float *to, const float (&x)[4]) {
   asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
                "f"(x[2]), "f"(x[3])
@@ -79,7 +84,7 @@ ROTA_DEVICE void add_sum(float *to, const float (&x)[4]) {
 #endif
 }
 
-// ---- Words and barriers ----
+// ---- Words ----
 
 ROTA_DEVICE void store_global_word(void *global, unsigned x) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
@@ -96,12 +101,21 @@ ROTA_DEVICE void load_shared_pair(float (&x)[2], unsigned shared) {
                : "r"(shared)
                : "memory");
 }
+ROTA_DEVICE void load_shared_floats(float (&x)[4], unsigned shared) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+// Four neighbours of an array from x[at] on; `at` is known to the compiler.
+template <int kCount>
+ROTA_DEVICE void store_shared_floats(unsigned shared, const float (&x)[kCount], int at) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(x[at]),
+               "f"(x[at + 1]), "f"(x[at + 2]), "f"(x[at + 3])
+               : "memory");
+}
 ROTA_DEVICE void or_shared_word(unsigned shared, unsigned bits) {
   asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(shared), "r"(bits) : "memory");
-}
-// Part of a block waits for each other: barriers 1 .. 15 (0 is __syncthreads).
-ROTA_DEVICE void barrier_wait(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 } // namespace rota

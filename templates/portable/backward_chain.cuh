@@ -24,6 +24,7 @@
 #include "spec.cuh"
 #include "tiling.cuh"
 
+#include "templates/lib/barrier.cuh"
 #include "templates/lib/matrix.cuh"
 #include "templates/lib/memory.cuh"
 #include "templates/lib/order.cuh"
@@ -449,7 +450,7 @@ struct TilePart {
     if constexpr (kStore || kWarpsD > 1)
       store_packed(chain, tile_ds, ds);
     if constexpr (kWarpsD > 1)
-      barrier_wait(1 + chain.group, kWarpsD * kWarp);
+      named_barrier_sync(1 + chain.group, kWarpsD * kWarp);
   }
 };
 

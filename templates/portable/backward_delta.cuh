@@ -67,7 +67,7 @@ ROTA_DEVICE void delta(const RotaArguments &arguments) {
   if (row.run_begin == row.run_end)
     clear_dq_tile(arguments, sequence, first_row, head);
   if constexpr (kAtomic != 0) {
-    constexpr int kFloats = kTileQ * round_up(kHeadDim, 16);
+    constexpr int kFloats = kTileQ * round_up(kHeadDim, kPad);
     const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int i = 4 * (int)threadIdx.x; i < kFloats; i += 4 * (int)blockDim.x)
       store_sum(arguments.dq_accumulator + tile * kFloats + i, zero);

@@ -1,9 +1,10 @@
-// The backward pass in fp32 on CUDA cores: right for every shape, made to be read. The structure of
+// The backward pass in fp32 on CUDA cores: right for every shape, made to be read; it serves fp32,
+// and head dims too large for the registers of the other portable kernels. The structure of
 // two_pass: backward_kv owns dK and dV of a kv tile, backward_q dQ of a query tile. Entries: delta,
 // backward_kv, backward_q, sink_gradient.
 //
-// kThreads threads. Tiles of Q, dO, K and V lie in shared memory in rows of an odd number of
-// floats, so that a column's elements fall into different banks; then P and dS, kTileQ x kTileKv:
+// kThreads threads. Tiles of Q, dO, K and V lie in shared memory in rows of an odd number of words,
+// so that a column's elements fall into different banks; then P and dS, kTileQ x kTileKv floats:
 //
 //   Q [kTileQ]  dO [kTileQ]  K [kTileKv]  V [kTileKv]  P  dS
 #ifndef ROTA_SIMPLE_BACKWARD_CUH
@@ -22,52 +23,57 @@ namespace rota {
 
 // One tile of the plane, and the block's place in shared memory.
 struct SimpleBackward {
-  static constexpr int kPitchK = kHeadDim | 1, kPitchV = kHeadDimV | 1, kPitchP = kTileKv | 1;
-  static constexpr int kFloats = (kTileQ + kTileKv) * (kPitchK + kPitchV) + 2 * kTileQ * kPitchP;
-  static_assert(kFloats * 4 <= kSharedBytes, "the launch's shared memory holds the tiles");
+  static constexpr int kPerWord = 4 / (int)sizeof(Element);
+  static constexpr int kPitchK = ((kHeadDim + kPerWord - 1) / kPerWord | 1) * kPerWord;
+  static constexpr int kPitchV = ((kHeadDimV + kPerWord - 1) / kPerWord | 1) * kPerWord;
+  static constexpr int kPitchP = kTileKv | 1;
+  static constexpr int kWords =
+      (kTileQ + kTileKv) * (kPitchK + kPitchV) / kPerWord + 2 * kTileQ * kPitchP;
+  static_assert(kWords * 4 <= kSharedBytes, "the launch's shared memory holds the tiles");
 
   const RotaArguments &arguments;
   RotaSequence sequence;
-  float *q, *d_o, *k, *v, *p, *ds; // shared
+  Element *q, *d_o, *k, *v; // shared
+  float *p, *ds;            // shared
 
   ROTA_DEVICE SimpleBackward(const RotaArguments &arguments, int sequence)
       : arguments(arguments), sequence(arguments.sequences[sequence]) {
-    q = reinterpret_cast<float *>(dynamic_shared());
+    q = reinterpret_cast<Element *>(dynamic_shared());
     d_o = q + kTileQ * kPitchK;
     k = d_o + kTileQ * kPitchV;
     v = k + kTileKv * kPitchK;
-    p = v + kTileKv * kPitchV;
+    p = reinterpret_cast<float *>(v + kTileKv * kPitchV);
     ds = p + kTileQ * kPitchP;
   }
 
   // kRows rows of kColumns elements; zeros from `count` on, which may be negative.
-  template <int kRows, int kColumns>
-  ROTA_DEVICE static void load(float *tile, const Element *from, long long stride_row, int count) {
+  template <int kRows, int kColumns, int kPitch>
+  ROTA_DEVICE static void load(Element *tile, const Element *from, long long stride_row,
+                               int count) {
     for (int i = (int)threadIdx.x; i < kRows * kColumns; i += kThreads) {
       const int row = i / kColumns, column = i % kColumns;
-      tile[row * (kColumns | 1) + column] =
-          row < count ? to_float(from[row * stride_row + column]) : 0.0f;
+      tile[row * kPitch + column] = row < count ? from[row * stride_row + column] : Element{};
     }
   }
   ROTA_DEVICE void load_queries(int first, int head) const {
     const int count = sequence.n_q - first;
-    load<kTileQ, kHeadDim>(q, row_q<Element>(arguments.q, sequence, first, head),
-                           arguments.q.stride_row, count);
-    load<kTileQ, kHeadDimV>(d_o, row_q<Element>(arguments.d_o, sequence, first, head),
-                            arguments.d_o.stride_row, count);
+    load<kTileQ, kHeadDim, kPitchK>(q, row_q<Element>(arguments.q, sequence, first, head),
+                                    arguments.q.stride_row, count);
+    load<kTileQ, kHeadDimV, kPitchV>(d_o, row_q<Element>(arguments.d_o, sequence, first, head),
+                                     arguments.d_o.stride_row, count);
   }
   ROTA_DEVICE void load_keys(int first, int kv_head) const {
     const int count = sequence.n_k - first;
-    load<kTileKv, kHeadDim>(k, row_k<Element>(arguments.k, sequence, first, kv_head),
-                            arguments.k.stride_row, count);
-    load<kTileKv, kHeadDimV>(v, row_k<Element>(arguments.v, sequence, first, kv_head),
-                             arguments.v.stride_row, count);
+    load<kTileKv, kHeadDim, kPitchK>(k, row_k<Element>(arguments.k, sequence, first, kv_head),
+                                     arguments.k.stride_row, count);
+    load<kTileKv, kHeadDimV, kPitchV>(v, row_k<Element>(arguments.v, sequence, first, kv_head),
+                                      arguments.v.stride_row, count);
   }
 
-  template <int kColumns> ROTA_DEVICE static float product(const float *a, const float *b) {
+  template <int kColumns> ROTA_DEVICE static float product(const Element *a, const Element *b) {
     float sum = 0.0f;
     for (int i = 0; i < kColumns; i++)
-      sum += a[i] * b[i];
+      sum += to_float(a[i]) * to_float(b[i]);
     return sum;
   }
 
@@ -150,14 +156,14 @@ ROTA_DEVICE void backward_kv(const RotaArguments &arguments) {
       const int e = own * kThreads + thread, key = e / kHeadDim, column = e % kHeadDim;
       if (key < kTileKv)
         for (int r = 0; r < kTileQ; r++)
-          dk[own] += block.ds[r * S::kPitchP + key] * block.q[r * S::kPitchK + column];
+          dk[own] += block.ds[r * S::kPitchP + key] * to_float(block.q[r * S::kPitchK + column]);
     }
 #pragma unroll
     for (int own = 0; own < kOwnV; own++) {
       const int e = own * kThreads + thread, key = e / kHeadDimV, column = e % kHeadDimV;
       if (key < kTileKv)
         for (int r = 0; r < kTileQ; r++)
-          dv[own] += block.p[r * S::kPitchP + key] * block.d_o[r * S::kPitchV + column];
+          dv[own] += block.p[r * S::kPitchP + key] * to_float(block.d_o[r * S::kPitchV + column]);
     }
     __syncthreads();
   }
@@ -202,7 +208,7 @@ ROTA_DEVICE void backward_q(const RotaArguments &arguments) {
           const float ds = block.ds[r * S::kPitchP + key];
           // Not 0 * k: a key that this row may not attend to may be NaN.
           if (ds != 0.0f)
-            dq[own] += ds * block.k[key * S::kPitchK + column];
+            dq[own] += ds * to_float(block.k[key * S::kPitchK + column]);
         }
     }
     __syncthreads();

@@ -22,6 +22,7 @@ start() { # start NAME SECONDS COMMAND...: in the background, with its exit stat
 sanitize() { timeout 150 compute-sanitizer --tool "$1" --error-exitcode 9 python3 "$here/tests/gpu/sanitize.py"; }
 
 start launch 120 "$programs/test_launch"
+start copy_engine 120 "$programs/test_copy_engine"
 start cases 400 env OMP_NUM_THREADS=4 "$programs/test_cases_gpu"
 start numbers 400 env OMP_NUM_THREADS=8 "$programs/test_numbers"
 start compare 400 python3 "$here/tests/gpu/compare_torch.py" --quick

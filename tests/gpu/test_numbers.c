@@ -1,7 +1,11 @@
 /* Kernels on the GPU against fp64: dtypes, head dims, masks, lengths and algorithms, with random
  * inputs over poisoned outputs. The error may be twice that of the same computation with P, dS
  * and results rounded to the dtype. Then: the same bits over 200 runs, while another stream
- * keeps the GPU busy. Prints a table and a summary. */
+ * keeps the GPU busy. Prints a table and a summary.
+ *
+ * `test_numbers --compile sm_90` compiles its kernels into ROTA_CACHE_DIR on a machine without a
+ * GPU: taken along, they save the other machine the minutes. */
+#include "tests/support/calls.h"
 #include "tests/support/load.h"
 
 #include <omp.h>
@@ -132,7 +136,8 @@ static int list_configs(Config *configs) {
 
 /* Compiles all kernels side by side into the context's memory; without this the test waits for
  * one after another. */
-static void compile_all(rota_context *context, const Gpu *gpu, const Config *configs, int number) {
+static void compile_all(rota_context *context, const char *architecture, const Gpu *gpu,
+                        const Config *configs, int number) {
 #pragma omp parallel for schedule(dynamic, 1)
   for (int i = 0; i < number * 3; i++) {
     const Config *config = &configs[i / 3];
@@ -155,7 +160,10 @@ static void compile_all(rota_context *context, const Gpu *gpu, const Config *con
     for (int direction = 0; direction < 2; direction++) {
       rota_kernel *kernel;
       rota_kernel_request request = {.direction = (rota_direction)direction,
-                                     .device = gpu ? ROTA_DEVICE_CUDA : ROTA_DEVICE_CPU};
+                                     .device = gpu ? ROTA_DEVICE_CUDA : ROTA_DEVICE_CPU,
+                                     .architecture = architecture};
+      if (architecture)
+        request.device = ROTA_DEVICE_CUDA;
       if (rota_kernel_prepare(context, spec, &request, &kernel) == ROTA_OK)
         rota_kernel_destroy(kernel);
     }
@@ -212,16 +220,13 @@ static int repeat_all(rota_context *context, const Gpu *gpu, int repeats, int le
 
 /* The first `length_count` lengths. */
 static int run_all(const Gpu *gpu, int length_count, int repeats, int repeat_length) {
-  rota_context *context;
-  rota_context_options options = {.cache_dir = "", .debug = -1};
-  if (rota_context_create(&options, &context) != ROTA_OK)
-    return 1;
+  rota_context *context = calls_context();
   for (int i = 0; i < 2 * LENGTH_MAX; i++)
     ids[i] = i % LENGTH_MAX / (i < LENGTH_MAX ? 90 : 250);
   Config configs[2 * DIMS * MASKS];
   int number = list_configs(configs);
   double start = omp_get_wtime();
-  compile_all(context, gpu, configs, number);
+  compile_all(context, NULL, gpu, configs, number);
   printf("%d kernel families prepared in %.1f s; columns: error / error of the dtype\n", number,
          omp_get_wtime() - start);
   Totals totals = {0};
@@ -246,7 +251,17 @@ static int run_all(const Gpu *gpu, int length_count, int repeats, int repeat_len
   return totals.failures != 0 || unstable != 0;
 }
 
-int main(void) {
+static int compile_only(const char *architecture) {
+  Config configs[2 * DIMS * MASKS];
+  rota_context *context = calls_context();
+  compile_all(context, architecture, NULL, configs, list_configs(configs));
+  rota_context_destroy(context);
+  return 0;
+}
+
+int main(int count, char **arguments) {
+  if (count == 3 && strcmp(arguments[1], "--compile") == 0)
+    return compile_only(arguments[2]);
   Gpu gpu;
   if (!gpu_open(&gpu))
     return TEST_SKIP;

@@ -120,6 +120,17 @@ Result cuCtxSynchronize(void) {
   return OK;
 }
 
+/* CUlaunchConfig and its attributes. */
+typedef struct FakeConfig {
+  unsigned x, y, z, threads, ty, tz, shared;
+  void *stream;
+  struct {
+    int id, padding, value, rest[15];
+  } * attributes;
+  unsigned attribute_count;
+} FakeConfig;
+enum { MAP_BYTES = 128 };
+
 /* A module remembers the life of the context it was loaded in; functions are their modules. */
 typedef struct FakeModule {
   int life;
@@ -178,7 +189,39 @@ Result cuLaunchKernel(FakeModule *function, unsigned x, unsigned y, unsigned z, 
   fake_driver.last_threads = threads;
   fake_driver.last_shared = shared;
   memcpy(fake_driver.last_block, parameters[0], (size_t)fake_driver.block_bytes);
+  for (int i = 0; i < fake_driver.maps; i++)
+    memcpy(&fake_driver.last_maps[i], (char *)parameters[1] + i * MAP_BYTES, sizeof(FakeMap));
   return OK;
+}
+/* Programmatic serialization is the one attribute that is known. */
+Result cuLaunchKernelEx(const FakeConfig *config, FakeModule *function, void **parameters,
+                        void **extra) {
+  if (config->attribute_count != 1 || config->attributes->id != 6 || config->attributes->value != 1)
+    return refuse(INVALID_VALUE);
+  Result result =
+      cuLaunchKernel(function, config->x, config->y, config->z, config->threads, config->ty,
+                     config->tz, config->shared, config->stream, parameters, extra);
+  fake_driver.overlapping_launches += result == OK;
+  return result;
+}
+/* As cuda.h says what is legal. */
+Result cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address,
+                              const unsigned long long *size, const unsigned long long *stride,
+                              const unsigned *box, const unsigned *step, int interleave,
+                              int swizzle, int promotion, int fill) {
+  _Static_assert(sizeof(FakeMap) <= MAP_BYTES, "a map is opaque, but not larger");
+  int bad = (uintptr_t)map % 64 || rank != 4 || !address || (uintptr_t)address % 16 || interleave;
+  for (unsigned i = 0; i < 4 && !bad; i++)
+    bad = !size[i] || size[i] > 1ull << 32 || !box[i] || box[i] > 256 || step[i] != 1 ||
+          (i < 3 && (stride[i] % 16 || stride[i] >= 1ull << 40));
+  if (bad || box[0] * 2 > 128)
+    return refuse(INVALID_VALUE);
+  FakeMap made = {
+      .address = address, .type = type, .swizzle = swizzle, .promotion = promotion, .fill = fill};
+  memcpy(made.size, size, sizeof made.size);
+  memcpy(made.stride, stride, sizeof made.stride);
+  memcpy(made.box, box, sizeof made.box);
+  return memcpy(map, &made, sizeof made), OK;
 }
 Result cuLaunchCooperativeKernel(FakeModule *function, unsigned x, unsigned y, unsigned z,
                                  unsigned threads, unsigned ty, unsigned tz, unsigned shared,

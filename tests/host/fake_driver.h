@@ -2,6 +2,16 @@
 #ifndef ROTA_TESTS_FAKE_DRIVER_H
 #define ROTA_TESTS_FAKE_DRIVER_H
 
+#include <stdint.h>
+
+/* What a tensor map holds here: the words it was made from. */
+typedef struct FakeMap {
+  void *address;
+  uint64_t size[4], stride[3];
+  uint32_t box[4];
+  int type, swizzle, promotion, fill;
+} FakeMap;
+
 typedef struct FakeDriver {
   int inits, retained, modules, memory_blocks, launches;
   int errors;       /* refused calls */
@@ -11,11 +21,13 @@ typedef struct FakeDriver {
   int refuse_load;  /* cuModuleLoadData answers NO_BINARY_FOR_GPU */
   int capability;   /* 90 */
   int resident_blocks; /* of a multiprocessor: 1 */
-  int cooperative_launches;
+  int cooperative_launches, overlapping_launches;
   int depth; /* of the stack of contexts, summed over threads */
   unsigned last_grid, last_threads, last_shared, max_dynamic;
   int block_bytes; /* how much of a launch's argument block to keep */
   unsigned char last_block[4096];
+  int maps; /* how many tensor maps of a launch's second argument to keep */
+  FakeMap last_maps[8];
 } FakeDriver;
 
 #endif

@@ -194,7 +194,7 @@ static void test_plain_fields(void **state) {
     rota_status status;
     const char *message;
   } cases[] = {
-      {{.head_dim = 0}, ROTA_INVALID_ARGUMENT, "head_dim 0: it must be from 1 to 256"},
+      {{.head_dim = 0}, ROTA_INVALID_ARGUMENT, "head_dim 0: it must be from 1 to 1024"},
       {{.head_dim = 64, .heads = -1},
        ROTA_INVALID_ARGUMENT,
        "heads -1: there must be at least one"},
@@ -208,7 +208,7 @@ static void test_plain_fields(void **state) {
       {{.head_dim = 64, .score = "causal"}, ROTA_SCRIPT, "a score is expected, not a mask"},
       {{.head_dim = 64, .backward = "fast"},
        ROTA_SCRIPT,
-       "backward: unknown name 'fast'; known: auto, ordered, two_pass, atomic"},
+       "backward: unknown name 'fast'; known: auto, ordered, two_pass, materialised, atomic"},
       {{.head_dim = 64, .dtype = ROTA_INT32},
        ROTA_UNSUPPORTED,
        "dtype int32: kernels serve bf16, fp16 and fp32"},

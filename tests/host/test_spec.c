@@ -44,12 +44,12 @@ static void test_finish(void **state) {
     const char *word;
   } cases[] = {
       {{.head_dim = 1, .heads = 1}, ROTA_OK, ""},
-      {{.head_dim = 256, .heads = 1024, .kv_heads = 1}, ROTA_OK, ""},
+      {{.head_dim = 1024, .heads = 1024, .kv_heads = 1}, ROTA_OK, ""},
       {{.head_dim = 0, .heads = 1}, ROTA_INVALID_ARGUMENT, "head_dim 0"},
       {{.head_dim = -5, .heads = 1}, ROTA_INVALID_ARGUMENT, "head_dim -5"},
-      {{.head_dim = 257, .heads = 1}, ROTA_UNSUPPORTED, "1 to 256"},
+      {{.head_dim = 1025, .heads = 1}, ROTA_UNSUPPORTED, "1 to 1024"},
       {{.head_dim = 64, .head_dim_v = -1, .heads = 1}, ROTA_INVALID_ARGUMENT, "head_dim_v -1"},
-      {{.head_dim = 64, .head_dim_v = 257, .heads = 1}, ROTA_UNSUPPORTED, "head_dim_v 257"},
+      {{.head_dim = 64, .head_dim_v = 1025, .heads = 1}, ROTA_UNSUPPORTED, "head_dim_v 1025"},
       {{.head_dim = 64, .heads = 0}, ROTA_INVALID_ARGUMENT, "heads 0"},
       {{.head_dim = 64, .heads = 4, .kv_heads = -2}, ROTA_INVALID_ARGUMENT, "kv_heads -2"},
       {{.head_dim = 64, .heads = 4, .kv_heads = 8}, ROTA_INVALID_ARGUMENT, "multiple"},

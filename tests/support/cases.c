@@ -57,12 +57,15 @@ static bool check_algorithm(const char *name, const TrialShape *shape, TrialRefe
 }
 
 void case_check(const char *name, const TrialShape *shape) {
-  static const char *const algorithms[] = {"ordered", "two_pass", "atomic"};
+  static const char *const algorithms[] = {"ordered", "two_pass", "atomic", "materialised"};
   TrialReferences references;
   bool made = false;
-  for (int i = 0; i < 3; i++) {
+  for (int i = 0; i < 4; i++) {
     TrialShape with = *shape;
     if (shape->backward && strcmp(shape->backward, algorithms[i]) != 0)
+      continue;
+    /* Where it would be chosen; and it is compiled for GPUs alone. */
+    if (i == 3 && !shape->backward && (!case_device.gpu || shape->head_dim <= 128))
       continue;
     /* On the CPU `atomic` goes by the ranks, as `ordered` does: test_cpu_device has it. */
     if (!case_device.gpu && !shape->backward && i == 2)

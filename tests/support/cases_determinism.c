@@ -128,11 +128,11 @@ static void test_a5_stable_or_refused(void **state) {
   const char *names[] = {"A5 sink", "A5 custom mask", "A5 packed", "A5 d 256"};
   for (int i = 0; i < 4; i++)
     case_check(names[i], &shapes[i]);
-  TrialShape wide = {.dtype = ROTA_BF16, .head_dim = 512, .batch = 1, .n_q = 8, .n_k = 8};
+  TrialShape wide = {.dtype = ROTA_BF16, .head_dim = 1032, .batch = 1, .n_q = 8, .n_k = 8};
   Trial *trial = trial_create(&wide);
   rota_status status = trial_prepare(trial, case_device.context, case_device.gpu);
   assert_true(status == ROTA_UNSUPPORTED || status == ROTA_INVALID_ARGUMENT);
-  assert_non_null(strstr(rota_error_message(), "512"));
+  assert_non_null(strstr(rota_error_message(), "1032"));
   trial_destroy(trial);
   TrialShape atomic = {
       .dtype = ROTA_BF16, .head_dim = 64, .batch = 1, .n_q = 8, .n_k = 8, .backward = "atomic"};

@@ -93,10 +93,10 @@ static Digest cache_bits(const TrialShape *shape, double rest) {
 static void test_c11_cache(void **state) {
   (void)state;
   static const int32_t used[] = {32, 64, 96, 48}, used_q[] = {3, 8, 0, 5};
-  static const char *const algorithms[] = {"ordered", "two_pass"};
-  for (int i = 0; i < 2; i++) {
+  static const char *const algorithms[] = {"ordered", "two_pass", "materialised"};
+  for (int i = 0; i < case_size(3, 2); i++) {
     TrialShape shape = {.dtype = ROTA_BF16,
-                        .head_dim = 64,
+                        .head_dim = i < 2 ? 64 : 512,
                         .heads = 4,
                         .kv_heads = 2,
                         .batch = 4,
@@ -153,8 +153,8 @@ static void test_c12_strides_do_not_matter(void **state) {
 
 static void test_any_layout_any_dim(void **state) {
   (void)state;
-  const int dims[][2] = {{8, 8}, {46, 46}, {72, 72}, {88, 88}, {64, 128}, {192, 128}, {1, 3}};
-  for (int i = 0; i < 7; i++) {
+  const int dims[][2] = {{8, 8}, {46, 46}, {72, 72}, {88, 88}, {64, 128}, {192, 128}, {1, 3}, {320, 264}};
+  for (int i = 0; i < 8; i++) {
     char name[48];
     snprintf(name, sizeof name, "any layout, d %d/%d", dims[i][0], dims[i][1]);
     TrialShape shape = {.dtype = i % 2 ? ROTA_FP16 : ROTA_BF16,

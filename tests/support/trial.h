@@ -53,6 +53,7 @@ typedef struct TrialShape {
   rota_layout layout; /* ANY: pitches and bases are odd */
   bool heads_outside; /* BHSD instead of BSHD */
   uint64_t seed;
+  size_t workspace_limit; /* of the plans; 0: the default */
   /* Tensors and values of mask and score; `late_tensors`: the plan learns the shapes, each run
    * gets the data. */
   const rota_named_tensor *tensors;

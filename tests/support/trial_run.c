@@ -109,7 +109,8 @@ static rota_status make_plan(Trial *trial, rota_direction direction) {
                                .tensors = tensors,
                                .tensor_count = shape->tensor_count,
                                .values = shape->values,
-                               .value_count = shape->value_count};
+                               .value_count = shape->value_count,
+                               .workspace_limit = shape->workspace_limit};
   return rota_plan_create(trial->kernels[direction], &request, &trial->plans[direction]);
 }
 

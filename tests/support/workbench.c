@@ -108,6 +108,17 @@ const char *workbench_fake_nvrtc(const Workbench *bench, const char *name,
   return path;
 }
 
+int workbench_fake_driver(const Workbench *bench) {
+  char root[512];
+  source_root(root, sizeof root);
+  workbench_shell("env -u LD_PRELOAD cc -std=gnu11 -Wall -Wextra -Werror -shared -fPIC -o %s "
+                  "%s/tests/host/fake_driver.c",
+                  workbench_path(bench, "libcuda.so.1"), root);
+  const char *nvrtc = workbench_fake_nvrtc(bench, "libnvrtc.so.13", "");
+  setenv("LD_LIBRARY_PATH", bench->root, 1);
+  return workbench_wait(workbench_spawn((const char *[]){nvrtc, NULL}));
+}
+
 Program *workbench_program(const char *main_text, const char *header_text) {
   Program *program = memory_allocate(1, sizeof *program);
   assert_non_null(program);

@@ -29,6 +29,11 @@ int workbench_count_lines(const char *path, const char *prefix);
  * ROOT/name. */
 const char *workbench_fake_nvrtc(const Workbench *bench, const char *name, const char *definitions);
 
+/* Runs this executable again with stand-ins for the driver (tests/host/fake_driver.c, found as
+ * libcuda.so.1) and for NVRTC, whose path is the one argument of the second run. Returns its exit
+ * status. */
+int workbench_fake_driver(const Workbench *bench);
+
 /* A program of main.cu and one header; `main_text` and `header_text` are copied. */
 Program *workbench_program(const char *main_text, const char *header_text);
 /* The i-th of a family of different programs. */

@@ -1,0 +1,120 @@
+/* Row items of a forward plan dealt to persistent workers: nothing lost, nobody idle for long, the
+ * same bits as without. */
+#include "tests/support/plan_case.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static void with_workers(PlanCase *at, int workers) {
+  plan_case_create(at, "forward", "k <= q", NULL, 4, 2);
+  at->tiling.fields[at->tiling.field_count++] = (TilingField){.name = "workers", .value = workers};
+  at->request.lengths = (rota_lengths){.batch = 2, .n_q = 4096, .n_k = 4096};
+}
+
+/* In half tiles, as items are dealt. */
+static int64_t cost(const Plan *plan, RotaItem item) {
+  const RotaRow *row = (const RotaRow *)plan_section(plan, plan->rows) + item.index;
+  const RotaRun *runs = plan_section(plan, plan->runs);
+  int64_t tiles = 0;
+  for (int32_t r = row->run_begin; r < row->run_end; r++)
+    tiles += (int32_t)(runs[r].end_kind & ~ROTA_RUN_PARTIAL) - runs[r].begin;
+  return 2 * tiles + 1;
+}
+
+static int compare_items(const void *a, const void *b) {
+  const RotaItem *x = a, *y = b;
+  if (x->index != y->index)
+    return x->index < y->index ? -1 : 1;
+  return x->head < y->head ? -1 : x->head > y->head;
+}
+
+static void test_queues_cover_the_items_and_balance(void **state) {
+  (void)state;
+  PlanCase at, plain;
+  with_workers(&at, 13);
+  plan_case_create(&plain, "forward", "k <= q", NULL, 4, 2);
+  plain.request.lengths = at.request.lengths;
+  Plan *plan = plan_case_good(&at), *without = plan_case_good(&plain);
+  int64_t count = plan->row_items.count;
+  assert_int_equal(plan->workers, 13);
+  assert_int_equal(plan->queue.count, 14);
+  assert_int_equal(without->queue.count, 0);
+  const RotaItem *items = plan_section(plan, plan->row_items);
+  const int *queue = plan_section(plan, plan->queue);
+  assert_int_equal(queue[0], 0);
+  assert_int_equal(queue[13], count);
+  int64_t most = 0, all = 0;
+  for (int w = 0; w < 13; w++) {
+    int64_t load = 0;
+    for (int i = queue[w]; i < queue[w + 1]; i++)
+      load += cost(plan, items[i]);
+    most = load > most ? load : most;
+    all += load;
+  }
+  assert_true(most * 13 <= all + all / 20);
+  /* The same items as a plan without workers has. */
+  RotaItem *dealt = calloc((size_t)count, sizeof *dealt),
+           *each = calloc((size_t)count, sizeof *each);
+  for (int64_t i = 0; i < count; i++) {
+    dealt[i] = items[i];
+    each[i] = ((const RotaItem *)plan_section(without, without->row_items))[i];
+  }
+  qsort(dealt, (size_t)count, sizeof *dealt, compare_items);
+  qsort(each, (size_t)count, sizeof *each, compare_items);
+  assert_memory_equal(dealt, each, (size_t)count * sizeof *dealt);
+  free(dealt);
+  free(each);
+  plan_destroy(plan);
+  plan_destroy(without);
+  plan_case_free(&at);
+  plan_case_free(&plain);
+}
+
+static void test_no_more_queues_than_items(void **state) {
+  (void)state;
+  PlanCase at;
+  with_workers(&at, 132);
+  at.request.lengths = (rota_lengths){.batch = 1, .n_q = 1, .n_k = 100};
+  Plan *plan = plan_case_good(&at);
+  assert_int_equal(plan->workers, plan->row_items.count);
+  assert_int_equal(plan_grid(plan, GRID_ROW_WORKERS), plan->row_items.count);
+  plan_destroy(plan);
+  at.request.lengths = (rota_lengths){.batch = 0, .n_q = 1, .n_k = 1};
+  if (plan_case_build(&at, &plan) == ROTA_OK) { /* nothing to do: no queue */
+    assert_int_equal(plan->queue.count, 0);
+    assert_int_equal(plan_grid(plan, GRID_ROW_WORKERS), 0);
+    plan_destroy(plan);
+  }
+  plan_case_free(&at);
+}
+
+/* A file whose queues do not fit its items is refused. */
+static void test_damaged_queues_are_found(void **state) {
+  (void)state;
+  PlanCase at;
+  with_workers(&at, 5);
+  Plan *plan = plan_case_good(&at);
+  int *queue = (int *)(plan->image + plan->queue.offset);
+  int saved = queue[5];
+  queue[5]--;
+  assert_int_equal(plan_check(plan), ROTA_FILE);
+  queue[5] = saved;
+  queue[2] = queue[3] + 1;
+  assert_int_equal(plan_check(plan), ROTA_FILE);
+  plan_destroy(plan);
+  plan_case_free(&at);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_queues_cover_the_items_and_balance),
+      cmocka_unit_test(test_no_more_queues_than_items),
+      cmocka_unit_test(test_damaged_queues_are_found),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,287 @@
+/* Works: how planes are cut, that every product is made once and in order, within the workspace. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "generator/plan_cut.h"
+#include "generator/plan_works.h"
+#include "tests/support/plan_case.h"
+
+enum { TILE = 128, PROCESSORS = 132 };
+#define MB ((int64_t)1 << 20)
+
+static void make_case(PlanCase *at, bool forward, const char *mask, int heads, int kv_heads) {
+  plan_case_create(at, forward ? "forward" : "materialised", mask, NULL, heads, kv_heads);
+  at->spec.head_dim = 320;
+  at->spec.head_dim_v = 512;
+  at->tiling.tile_q = at->tiling.tile_kv = TILE;
+  at->tiling.fields[0] = (TilingField){.name = "processors", .value = PROCESSORS};
+  at->tiling.fields[1] = (TilingField){.name = "score_planes", .value = forward ? 1 : 2};
+  at->tiling.field_count = 2;
+  at->tiling.launches[0].grid = GRID_WORKS;
+  at->schedule = rule_schedule(UPWARDS, UPWARDS);
+}
+
+/* The tables of a plan's works. */
+typedef struct View {
+  const Plan *plan;
+  const RotaUnit *units;
+  const RotaSegment *segments;
+  const RotaChunk *chunks;
+  const RotaWork *works;
+  const RotaSequence *sequences;
+  int blocks_k, blocks_v, group;
+} View;
+
+static View view_of(const Plan *plan) {
+  const unsigned char *image = plan->works.image;
+  return (View){.plan = plan,
+                .units = (const void *)(image + plan->works.units.offset),
+                .segments = (const void *)(image + plan->works.segments.offset),
+                .chunks = (const void *)(image + plan->works.chunks.offset),
+                .works = (const void *)(image + plan->works.works.offset),
+                .sequences = plan_section(plan, plan->sequences),
+                .blocks_k = 2,
+                .blocks_v = 2,
+                .group = plan->heads / plan->kv_heads};
+}
+
+static int64_t segment_end(const View *view, int64_t segment) {
+  return segment + 1 < view->plan->works.segments.count ? view->segments[segment + 1].first_ticket
+                                                        : view->plan->works.tickets;
+}
+
+/* What has been done to the plane of one (sequence, kv head). */
+typedef struct Plane {
+  int32_t rows, pairs;
+  int *scores;          /* [rows][pairs] works */
+  int *sum_q, *sum_k;   /* works that a row's, a kv tile's sums have been through */
+  int *done_q, *done_k; /* those of their last unit */
+} Plane;
+
+static TileKind kind_at(const View *view, const RotaUnit *unit, int32_t row, int32_t kv) {
+  const RotaSequence *sequence = &view->sequences[unit->sequence];
+  const RotaRow *rows = plan_section(view->plan, view->plan->rows);
+  const RotaRun *runs = plan_section(view->plan, view->plan->runs);
+  int head = unit->kv_head * view->group + row / sequence->q_tiles;
+  int64_t per_head = view->plan->rows.count > plan_q_tiles(view->plan) ? sequence->q_tiles : 0;
+  const RotaRow *at = &rows[sequence->row_begin + head * per_head + row % sequence->q_tiles];
+  for (int32_t i = at->run_begin; i < at->run_end; i++)
+    if (kv >= runs[i].begin && kv < (int32_t)(runs[i].end_kind & ~ROTA_RUN_PARTIAL))
+      return runs[i].end_kind & ROTA_RUN_PARTIAL ? TILE_PARTIAL : TILE_FULL;
+  return TILE_EMPTY;
+}
+
+static void take_score(const View *view, const RotaUnit *unit, const RotaWork *work, Plane *plane) {
+  int32_t pair = (int32_t)(work->what >> 4);
+  assert_in_range(work->tile, unit->row_begin, unit->row_begin + unit->rows - 1);
+  assert_true(2 * pair >= unit->kv_begin && 2 * pair < unit->kv_begin + unit->kv_tiles);
+  TileKind left = kind_at(view, unit, work->tile, 2 * pair);
+  TileKind right = kind_at(view, unit, work->tile, 2 * pair + 1);
+  assert_true(left != TILE_EMPTY || right != TILE_EMPTY);
+  assert_int_equal((work->what >> 2 & 3) != 0, left != TILE_FULL || right != TILE_FULL);
+  plane->scores[work->tile * plane->pairs + pair]++;
+}
+
+/* Sums go through units from FIRST to LAST. */
+static void take_sum(const RotaUnit *unit, const RotaWork *work, bool keys, Plane *plane,
+                     int blocks) {
+  int *through = keys ? &plane->sum_k[work->tile] : &plane->sum_q[work->tile];
+  int *done = keys ? &plane->done_k[work->tile] : &plane->done_q[work->tile];
+  bool first = unit->flags & (keys ? ROTA_UNIT_FIRST_K : ROTA_UNIT_FIRST_Q);
+  bool last = unit->flags & (keys ? ROTA_UNIT_LAST_K : ROTA_UNIT_LAST_Q);
+  assert_true(first == (*through < blocks));
+  ++*through;
+  *done += last;
+}
+
+static void take_gradient(const View *view, const RotaUnit *unit, const RotaWork *work,
+                          Plane *plane) {
+  unsigned kind = work->what & 3;
+  int blocks = kind == ROTA_WORK_DV ? view->blocks_v : view->blocks_k;
+  assert_true(kind != ROTA_WORK_SCORES && (int)(work->what >> 2) < blocks);
+  bool keys = kind == ROTA_WORK_DV || kind == ROTA_WORK_DK;
+  if (keys)
+    assert_in_range(work->tile, unit->kv_begin, unit->kv_begin + unit->kv_tiles - 1);
+  else
+    assert_in_range(work->tile, unit->row_begin, unit->row_begin + unit->rows - 1);
+  /* dV and dK in one count: both have as many blocks. */
+  take_sum(unit, work, keys, plane, keys ? view->blocks_k + view->blocks_v : blocks);
+}
+
+static Plane *make_planes(const View *view) {
+  const Plan *plan = view->plan;
+  size_t count = (size_t)(plan->lengths->batch * plan->kv_heads);
+  Plane *planes = calloc(count + 1, sizeof(Plane));
+  for (size_t i = 0; i < count; i++) {
+    const RotaSequence *sequence = &view->sequences[i / (size_t)plan->kv_heads];
+    Plane *plane = &planes[i];
+    plane->rows = sequence->q_tiles * view->group;
+    plane->pairs = (sequence->kv_tiles + 1) / 2;
+    plane->scores = calloc((size_t)plane->rows * (size_t)plane->pairs + 1, sizeof(int));
+    size_t rows = (size_t)plane->rows + 1, keys = 2 * (size_t)plane->pairs + 1;
+    plane->sum_q = calloc(rows, sizeof(int));
+    plane->done_q = calloc(rows, sizeof(int));
+    plane->sum_k = calloc(keys, sizeof(int));
+    plane->done_k = calloc(keys, sizeof(int));
+  }
+  return planes;
+}
+
+static void free_planes(const View *view, Plane *planes) {
+  for (int i = 0; i < view->plan->lengths->batch * view->plan->kv_heads; i++) {
+    free(planes[i].scores);
+    free(planes[i].sum_q);
+    free(planes[i].done_q);
+    free(planes[i].sum_k);
+    free(planes[i].done_k);
+  }
+  free(planes);
+}
+
+/* Every product of a plane once; outputs of all tiles of the slot. */
+static void check_plane(const View *view, int32_t index, const Plane *plane) {
+  bool backward = view->plan->direction == ROTA_BACKWARD;
+  RotaUnit unit = {.sequence = index / view->plan->kv_heads,
+                   .kv_head = index % view->plan->kv_heads};
+  for (int32_t row = 0; row < plane->rows; row++) {
+    assert_int_equal(plane->done_q[row], backward ? view->blocks_k : view->blocks_v);
+    for (int32_t pair = 0; pair < plane->pairs; pair++) {
+      bool any = kind_at(view, &unit, row, 2 * pair) != TILE_EMPTY ||
+                 kind_at(view, &unit, row, 2 * pair + 1) != TILE_EMPTY;
+      assert_int_equal(plane->scores[row * plane->pairs + pair], any);
+    }
+  }
+  for (int32_t kv = 0; kv < view->sequences[unit.sequence].kv_tiles; kv++)
+    assert_int_equal(plane->done_k[kv], backward ? view->blocks_k + view->blocks_v : 0);
+}
+
+/* Goes through the tickets in order, as if one block took them all. */
+static void check_works(const Plan *plan) {
+  View view = view_of(plan);
+  const Works *works = &plan->works;
+  Plane *planes = make_planes(&view);
+  RotaChunk *counted = calloc((size_t)works->chunks.count + 1, sizeof(RotaChunk));
+  int64_t ticket = 0;
+  for (int64_t s = 0; s < works->segments.count; s++) {
+    const RotaSegment *segment = &view.segments[s];
+    const RotaUnit *unit = &view.units[segment->unit];
+    Plane *plane = &planes[unit->sequence * plan->kv_heads + unit->kv_head];
+    assert_int_equal(segment->first_ticket, ticket);
+    int64_t blocks = (int64_t)unit->rows * unit->kv_tiles * 2;
+    assert_true(unit->scores % 4 == 0 && unit->scores + blocks <= works->place_blocks);
+    for (; ticket < segment_end(&view, s); ticket++) {
+      const RotaWork *work = &view.works[segment->work_begin + ticket - segment->first_ticket];
+      bool scores = (work->what & 3) == ROTA_WORK_SCORES;
+      if (scores)
+        take_score(&view, unit, work, plane);
+      else
+        take_gradient(&view, unit, work, plane);
+      counted[segment->chunk].scores += scores;
+      counted[segment->chunk].gradients += !scores;
+      if (!scores) /* all scores of its chunk have lower tickets */
+        assert_int_equal(counted[segment->chunk].scores, view.chunks[segment->chunk].scores);
+    }
+  }
+  assert_int_equal(ticket, works->tickets);
+  for (int64_t i = 0; i < works->chunks.count; i++)
+    assert_memory_equal(&counted[i], &view.chunks[i], sizeof(RotaChunk));
+  for (int32_t i = 0; i < plan->lengths->batch * plan->kv_heads; i++)
+    check_plane(&view, i, &planes[i]);
+  free(counted);
+  free_planes(&view, planes);
+}
+
+static const char *const masks[] = {
+    NULL,   "k <= q + n_k - n_q", "k <= q and q - k < w * 40", "k <= q + 200 * h", "k % 512 < 128",
+    "q < 0"};
+enum { MASKS = sizeof masks / sizeof masks[0] };
+
+static void test_every_product_once(void **state) {
+  (void)state;
+  uint64_t random = 5;
+  for (int round = 0; round < 96; round++) {
+    int kv_heads = 1 + case_random(&random, 2), group = 1 + case_random(&random, 3);
+    PlanCase at;
+    make_case(&at, round % 2, masks[round % MASKS], kv_heads * group, kv_heads);
+    int32_t used[2] = {case_random(&random, 700), case_random(&random, 700)};
+    at.request.lengths = (rota_lengths){.batch = 2,
+                                        .n_q = 700 + case_random(&random, 2000),
+                                        .n_k = 700 + case_random(&random, 2000)};
+    if (round % 3 == 0)
+      at.request.lengths.seqused_q = at.request.lengths.seqused_k = used;
+    at.request.workspace_limit = (size_t)((4 + case_random(&random, 60)) * MB);
+    Plan *plan = plan_case_good(&at);
+    check_works(plan);
+    assert_true(plan->workspace.bytes <= (int64_t)at.request.workspace_limit + 4096);
+    plan_destroy(plan);
+    plan_case_free(&at);
+  }
+}
+
+static void test_nothing_to_do(void **state) {
+  (void)state;
+  static const int lengths[][3] = {{0, 5, 5}, {2, 0, 300}, {2, 300, 0}, {1, 0, 0}};
+  for (int i = 0; i < 8; i++) {
+    PlanCase at;
+    make_case(&at, i % 2, NULL, 2, 1);
+    at.request.lengths = (rota_lengths){
+        .batch = lengths[i / 2][0], .n_q = lengths[i / 2][1], .n_k = lengths[i / 2][2]};
+    Plan *plan = plan_case_good(&at);
+    check_works(plan);
+    plan_destroy(plan);
+    plan_case_free(&at);
+  }
+}
+
+/* Many short sequences share chunks; one long one is cut. */
+static void test_chunks(void **state) {
+  (void)state;
+  PlanCase at;
+  make_case(&at, false, "k <= q", 4, 4);
+  at.request.lengths = (rota_lengths){.batch = 64, .n_q = 512, .n_k = 512};
+  Plan *plan = plan_case_good(&at);
+  assert_in_range(plan->works.chunks.count, 2, 32);
+  assert_true(plan->works.works.count < 100); /* one plane's */
+  plan_destroy(plan);
+  at.request.lengths = (rota_lengths){.batch = 1, .n_q = 65536, .n_k = 65536};
+  plan = plan_case_good(&at);
+  assert_true(plan->works.chunks.count > 100);
+  assert_true(plan->workspace.bytes <= 512 * MB + 4096);
+  plan_destroy(plan);
+  at.request.workspace_limit = 100000;
+  assert_int_equal(plan_case_build(&at, &plan), ROTA_WORKSPACE);
+  assert_non_null(strstr(status_message(), "the limit is 100000"));
+  plan_case_free(&at);
+}
+
+static void test_out_of_memory(void **state) {
+  (void)state;
+  PlanCase at;
+  make_case(&at, false, "k <= q", 4, 2);
+  at.request.lengths = (rota_lengths){.batch = 2, .n_q = 1000, .n_k = 700};
+  rota_status status = ROTA_OUT_OF_MEMORY;
+  for (long n = 1; status != ROTA_OK; n++) {
+    Plan *plan;
+    memory_fail_at(n);
+    status = plan_case_build(&at, &plan);
+    memory_fail_at(0);
+    assert_true(status == ROTA_OK || status == ROTA_OUT_OF_MEMORY);
+    if (status == ROTA_OK)
+      plan_destroy(plan);
+  }
+  plan_case_free(&at);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_product_once), cmocka_unit_test(test_nothing_to_do),
+      cmocka_unit_test(test_chunks), cmocka_unit_test(test_out_of_memory)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
