@@ -177,7 +177,9 @@ def main():
         with open(options.output, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["attention", "column", "least_us", "median_us", "device", "torch"])
-            writer.writerows([*row, device, torch.__version__] for row in rows)
+            for name, column, least, median in rows:
+                times = f"{least:.1f}", f"{median:.1f}"
+                writer.writerow([name, column, *times, device, torch.__version__])
 
 
 if __name__ == "__main__":

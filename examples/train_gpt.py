@@ -216,17 +216,15 @@ def main():
     size.update({n: getattr(options, n) for n in size if getattr(options, n) is not None})
     print(f"torch {torch.__version__}, rota {rota.version()}, {options.device}, {size}")
 
-    data = text()
-    results = {
-        name: compare(name, attention, size, options.device, data)
-        for name, attention in (("rota", rota_attention), ("torch", torch_attention))
-    }
+    data, results = text(), {}
+    where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    figures = dict(size=size, device=where, torch=torch.__version__, results=results)
+    for name, attention in (("rota", rota_attention), ("torch", torch_attention)):
+        results[name] = compare(name, attention, size, options.device, data)
+        options.output.with_suffix(".json").write_text(json.dumps(figures, indent=1))
     print(f"rota digest of all plans: {rota.digest()}")
-    figures = dict(size=size, device=options.device, torch=torch.__version__, results=results)
-    options.output.with_suffix(".json").write_text(json.dumps(figures, indent=1))
-    device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     shape = f"{size['layers']} layers of width {size['width']}, {size['context']} tokens"
-    plot(results, f"{shape}, {device}", options.output.with_suffix(".svg"))
+    plot(results, f"{shape}, {where}", options.output.with_suffix(".svg"))
     print(f"wrote {options.output.with_suffix('.svg')} and {options.output.with_suffix('.json')}")
     raise SystemExit(0 if results["rota"]["same"] else 1)
 

@@ -22,9 +22,15 @@ def gradients(o, inputs, d_o):
     return torch.autograd.grad(o, inputs, d_o, retain_graph=True)
 
 
-@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+MIXED = "causal & (window(100, 0) | sinks(4))"
+
+
 @pytest.mark.parametrize("dim", [64, 128, 80, 33, 256])
-@pytest.mark.parametrize("mask", ["causal", "causal & (window(100, 0) | sinks(4))", None])
+@pytest.mark.parametrize(
+    ("dtype", "mask"),
+    [*((torch.bfloat16, m) for m in ("causal", MIXED, None)),
+     (torch.float16, MIXED), (torch.float32, MIXED)],
+)  # fmt: skip
 def test_against_the_cpu_device(dtype, dim, mask):
     q, k, v = on_gpu(2, 300, 333, 4, 2, dim, dtype=dtype)
     o, lse = rota.attention(q, k, v, mask=mask, return_lse=True)
