@@ -72,28 +72,33 @@ static void model_entry(Explanation *all, const Spec *spec, TrafficAlgorithm alg
 
 /* The algorithms without kernels borrow the tiles of those that have some. */
 static rota_status model_all(const Options *options, const Model *model, Explanation *all) {
-  Planned ordered = {0}, two_pass = {0};
-  char refusal[2][REASON_MAX] = {"", ""};
-  rota_status statuses[] = {plan_with(options, model, BACKWARD_ORDERED, &ordered), ROTA_OK};
-  if (statuses[0] != ROTA_OK)
-    snprintf(refusal[0], REASON_MAX, "%s", status_message());
-  statuses[1] = plan_with(options, model, BACKWARD_TWO_PASS, &two_pass);
-  if (statuses[1] != ROTA_OK)
-    snprintf(refusal[1], REASON_MAX, "%s", status_message());
-  const Plan *first = statuses[0] == ROTA_OK ? ordered.plan : NULL;
-  const Plan *second = statuses[1] == ROTA_OK ? two_pass.plan : NULL;
+  static const Backward algorithms[] = {BACKWARD_ORDERED, BACKWARD_TWO_PASS, BACKWARD_MATERIALISED};
+  Planned planned[3] = {{0}};
+  char refusal[3][REASON_MAX] = {"", "", ""};
+  const Plan *plans[3] = {NULL, NULL, NULL};
+  rota_status status = ROTA_OK;
+  for (int i = 0; i < 3; i++) {
+    rota_status one = plan_with(options, model, algorithms[i], &planned[i]);
+    if (one == ROTA_OK)
+      plans[i] = planned[i].plan;
+    else
+      snprintf(refusal[i], REASON_MAX, "%s", status_message());
+    if (i == 1)
+      status = one;
+  }
+  const Plan *first = plans[0], *second = plans[1], *third = plans[2];
   const Spec *spec = &model->spec;
+  const Plan *borrowed = spec->dtype == ROTA_FP32 ? NULL : first ? first : second;
   model_entry(all, spec, TRAFFIC_ORDERED, first, first != NULL, refusal[0]);
   model_entry(all, spec, TRAFFIC_TWO_PASS, second, second != NULL, refusal[1]);
-  bool tensor_cores = spec->dtype != ROTA_FP32;
   model_entry(all, spec, TRAFFIC_EXACT, first, false,
               "not modelled: it would have the tiles of `ordered`, which is not served");
-  model_entry(all, spec, TRAFFIC_MATERIALISED, tensor_cores ? first ? first : second : NULL, false,
+  model_entry(all, spec, TRAFFIC_MATERIALISED, third ? third : borrowed, third != NULL,
               "not modelled: its products need tensor cores");
-  planned_free(&ordered);
-  planned_free(&two_pass);
-  if (!first && !second)
-    return status_fail(statuses[1], "%s", refusal[1]);
+  for (int i = 0; i < 3; i++)
+    planned_free(&planned[i]);
+  if (!first && !second && !third)
+    return status_fail(status, "%s", refusal[1]);
   status_clear();
   return ROTA_OK;
 }
@@ -131,7 +136,7 @@ static void remark(const Entry *entry, char *text, size_t size) {
     snprintf(text, size, "S and dP twice, dQ stays in registers");
     break;
   default:
-    snprintf(text, size, "P and dS through L2, chunks of query rows: %lld",
+    snprintf(text, size, "P and dS through memory, units of a head: %lld",
              (long long)entry->traffic.chunks);
   }
 }

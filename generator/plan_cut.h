@@ -5,6 +5,7 @@
 
 #include "generator/status.h"
 
+typedef struct Cut Cut;
 typedef struct CutRequest {
   int64_t rows;         /* group rows */
   int64_t kv_tiles;     /* even */
@@ -12,17 +13,21 @@ typedef struct CutRequest {
   int64_t sum_q, sum_k; /* bytes of a group row's sums of dQ, of a kv tile's of dK and dV */
   int64_t limit;        /* bytes */
   int places;           /* units that the workspace holds at once */
+  int lanes;            /* planes whose units take turns, each with sums of its own */
   double steps;         /* of 64 in the sums of a tile's products */
   int processors;
-  bool forward; /* sums over keys alone */
+  const Cut *within; /* keeps to its sums and the size of its units; NULL: to the limit */
+  bool forward;      /* sums over keys alone */
 } CutRequest;
 
-typedef struct Cut {
+struct Cut {
   int64_t rows, kv_tiles; /* of a unit */
   bool rows_outer; /* units of the same rows follow one another; else those of the same keys */
   int64_t sum_rows, sum_kv_tiles; /* for which sums have a place */
+  int64_t units;                  /* at most */
+  int64_t moved;                  /* bytes of sums that go to memory, and come back, in all */
   int64_t bytes;                  /* the places and the sums */
-} Cut;
+};
 
 /* The quickest cut within the limit; the smallest one if none is. */
 Cut works_cut(const CutRequest *request);

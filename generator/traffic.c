@@ -8,6 +8,8 @@
 
 #include <math.h>
 
+#include "generator/plan_cut.h"
+
 const char *traffic_name(TrafficAlgorithm algorithm) {
   static const char *const names[] = {
 #define X(name, text) text,
@@ -31,6 +33,8 @@ enum {
   GEMM_GROUP = 64, /* block of materialised's products, and
                     * the rows of a warpgroup in it */
 };
+#define WORKSPACE_DEFAULT ((int64_t)512 << 20) /* plan.c's */
+enum { PLACES = 3 /* of a workspace's units: lib/materialised.h */ };
 enum { WARP = 32, ACCUMULATORS_MAX = 208 /* of 255 registers, as in lua/architectures */ };
 #define L2_SHARE 0.75 /* of the L2 that a stream may hold on to */
 
@@ -179,15 +183,34 @@ static void model_two_pass(const Sizes *s, const Tiling *tiling, Traffic *t) {
                   dram_again(s, rows, keys, shape->rows_k * s->token);
 }
 
-/* Matrix products over chunks of query rows: P and dS of a chunk take half of what stays in L2. */
+/* The cut of one head's plane, as for a plan with the default workspace. */
+static Cut cut_of(const Sizes *s) {
+  double tiles_q = ceil(s->shape->longest_q / GEMM_ROWS);
+  double pairs = ceil(s->shape->longest_k / GEMM_COLUMNS);
+  double blocks = ceil(s->dv / GEMM_COLUMNS) + 2 * ceil(s->d / GEMM_COLUMNS);
+  CutRequest request = {.rows = (int64_t)(s->group * tiles_q),
+                        .kv_tiles = 2 * (int64_t)pairs,
+                        .block_bytes = (int64_t)(2 * s->e * GEMM_ROWS * GEMM_GROUP),
+                        .sum_q = (int64_t)(SUM_BYTES * GEMM_ROWS * s->d),
+                        .sum_k = (int64_t)(SUM_BYTES * GEMM_ROWS * (s->d + s->dv)),
+                        .limit = WORKSPACE_DEFAULT,
+                        .places = PLACES,
+                        .lanes = 2,
+                        .steps = (s->d + s->dv) / GEMM_ROWS + 2 * blocks,
+                        .processors = (int)s->workers};
+  return works_cut(&request);
+}
+
+/* Matrix products whose scores pass through memory: P is read once and dS twice, again for each
+ * block of columns, which run side by side: from L2. */
 static void model_materialised(const Sizes *s, Traffic *t) {
   const TrafficShape *shape = s->shape;
   double pairs = shape->visits * s->q * s->k;
-  double rows = fmax(floor(s->l2 / 2 / (2 * s->e * shape->longest_k) / GEMM_ROWS), 1) * GEMM_ROWS;
-  double chunks = ceil(shape->longest_q / rows);
+  Cut cut = cut_of(s);
+  double heads = shape->longest_k > 0 ? shape->rows_k / shape->longest_k : 0;
   double width = s->e * (1.0 / GEMM_ROWS + 1.0 / GEMM_COLUMNS);
   t->products = 5;
-  t->chunks = (int64_t)chunks;
+  t->chunks = cut.units;
   t->flops = 2 * pairs * (3 * s->d + 2 * s->dv);
   /* Filled once for each block; read once along columns, and by each warpgroup along rows. */
   t->shared_bytes =
@@ -196,13 +219,12 @@ static void model_materialised(const Sizes *s, Traffic *t) {
   double read = s->e * pairs * (ceil(s->dv / GEMM_COLUMNS) + 2 * ceil(s->d / GEMM_COLUMNS));
   double scores = pairs * (s->d + s->dv) * width;
   double gradients = pairs * (2 * s->d + s->dv) * s->e / GEMM_ROWS;
-  double sums = 2 * SUM_BYTES * chunks * shape->rows_k * (s->d + s->dv); /* dK, dV */
+  double sums = 2 * (double)cut.moved * heads;
   t->l2_bytes = written + read + scores + gradients + sums + l2_delta(s);
-  /* K, V and the sums come back for each chunk; what does not stay beside it, from DRAM. */
-  double kept = shape->longest_k * (s->token + SUM_BYTES * (s->d + s->dv));
-  double moved = shape->rows_k * (s->token + 2 * SUM_BYTES * (s->d + s->dv));
-  double again = kept > s->l2 / 2 ? (chunks - 1) * moved : 0;
-  t->dram_bytes = dram_once(s) + again;
+  /* All heads' P and dS, or as much as the workspace holds at a time: larger than the L2, they go
+   * to DRAM. */
+  double held = fmin(written, (double)WORKSPACE_DEFAULT);
+  t->dram_bytes = dram_once(s) + (held > s->l2 ? written + 3 * s->e * pairs + sums : 0);
 }
 
 static void find_limit(const Rates *rates, bool fp32, Traffic *t) {

@@ -7,12 +7,12 @@
 #include "runtime/kernel.h"
 
 struct rota_plan {
-  rota_kernel *kernel; /* retained */
-  Plan *plan;          /* owned */
-  CUdeviceptr image;   /* CUDA: copy of plan->image in the kernel's device, owned; else 0 */
+  rota_kernel *kernel;     /* retained */
+  Plan *plan;              /* owned */
+  CUdeviceptr image;       /* CUDA: copy of plan->image in the kernel's device, owned; else 0 */
   CUdeviceptr works_image; /* likewise of plan->works.image */
-  Digest digest;       /* of all that decides the bits */
-  double seconds;      /* spent making it */
+  Digest digest;           /* of all that decides the bits */
+  double seconds;          /* spent making it */
   /* Extents that the checks of a run need. */
   int64_t rows_q, rows_k;       /* sums over the slots */
   int32_t longest_q, longest_k; /* rows of the largest slot */

@@ -5,10 +5,12 @@ local THREADS, PREPARE_THREADS = 384, 1024
 local PAIR = 256 -- keys of the scores' products
 local BOX_ROWS = 64
 
--- Bytes: stages, staging of 64 x 64 for each warpgroup twice; barriers, words and maxima of stages,
--- two tasks, the loader's unit and sequence.
-local SHARED = STAGES * 48 * 1024 + 4 * 8 * 1024 + 8 * (2 * STAGES + 12) + (16 + 512) * STAGES
-  + 4 * 64
+-- Bytes: stages, staging of 64 x 64 for each warpgroup twice, barriers, words of the stages (in the
+-- forward pass their maxima), two tasks, the loader's unit and sequence.
+local function shared_bytes(forward)
+  return STAGES * 48 * 1024 + 4 * 8 * 1024 + 8 * (2 * STAGES + 12)
+    + (forward and 16 + 512 or 16) * STAGES + 4 * 64
+end
 
 local works = {}
 
@@ -26,6 +28,7 @@ end
 
 -- kernel = {template, score_planes, entry, columns = head dims of outputs, tensors = names}.
 function works.tiling(request, kernel)
+  local shared = shared_bytes(kernel.score_planes == 1)
   local used, products, maps = { [PAIR] = true }, {}, {}
   for _, dim in ipairs(kernel.columns) do used[columns_of(dim)] = true end
   for n in pairs(used) do products[#products + 1] = n end
@@ -38,12 +41,12 @@ function works.tiling(request, kernel)
     stages = STAGES,
     score_planes = kernel.score_planes,
     processors = request.target.multiprocessors,
-    shared_bytes = SHARED,
+    shared_bytes = shared,
     wgmma = products,
     tensor_maps = maps,
     launches = {
       { entry = "rota_prepare", grid = "works", threads = PREPARE_THREADS, shared_bytes = 0 },
-      { entry = kernel.entry, grid = "works", threads = THREADS, shared_bytes = SHARED,
+      { entry = kernel.entry, grid = "works", threads = THREADS, shared_bytes = shared,
         overlaps = true },
     },
   }

@@ -75,17 +75,24 @@ struct OutputConsumer : WorkConsumer {
     float d[128], top[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f};
     unsigned words[16];
     multiply<256, 0, 0, true>(d);
+    // A negative scale goes into s: tops are taken before scaling.
+    const float factor = kHasScore ? 1.0f : fabsf(exponent_factor(arguments));
+    if (!kHasScore && arguments.scale < 0.0f) {
+#pragma unroll
+      for (int i = 0; i < 128; i++)
+        d[i] = -d[i];
+    }
     for_parts(
-        [&](auto part) { exponents<decltype(part)::kIndex>(arguments, at, partial, d, top); });
+        [&](auto part) { raise_tops<decltype(part)::kIndex>(arguments, at, partial, d, top); });
     float base[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      top[r] = ceilf(quad_maximum(top[r]));
+      top[r] = ceilf(factor * quad_maximum(top[r]));
       base[r] = top[r] == -kInfinity ? 0.0f : top[r]; // no key of this pair is allowed
     }
     for_parts([&](auto part) {
       constexpr int kPart = decltype(part)::kIndex;
-      powers<kPart>(base, d, sum, words);
+      powers<kPart>(factor, base, d, sum, words);
       if (kPart == 3) // before what makes the store warp signal
         store_stats(task, top, sum);
       stage(words);

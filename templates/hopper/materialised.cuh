@@ -149,7 +149,11 @@ struct GradientConsumer : WorkConsumer {
     });
     multiply<256, 0, 0, true>(d);
     for_parts([&](auto part) {
-      score_gradients<decltype(part)::kIndex>(rows, partial, d, kept, words);
+      constexpr int kPart = decltype(part)::kIndex;
+      if (partial)
+        score_gradients<kPart, true>(rows, d, kept, words);
+      else
+        score_gradients<kPart, false>(rows, d, kept, words);
       stage(words);
     });
   }

@@ -16,6 +16,9 @@
 
 namespace rota {
 
+template <bool kFirst, class A, class B> struct Chosen { using Type = A; };
+template <class A, class B> struct Chosen<false, A, B> { using Type = B; };
+template <bool kFirst, class A, class B> using TypeIf = typename Chosen<kFirst, A, B>::Type;
 template <class A, class B> inline constexpr bool kSameType = false;
 template <class A> inline constexpr bool kSameType<A, A> = true;
 
@@ -23,6 +26,15 @@ template <class A> inline constexpr bool kSameType<A, A> = true;
 inline constexpr float kProbabilityScale = 16384.0f, kProbabilityShift = 14.0f;
 // dS too, where 16 bits hold it: bf16.
 inline constexpr bool kGradientsScaled = kSameType<Element, Bf16>;
+
+// What waits for dP: P, or P times the score's slope, packed. fp16 has the bits and, scaled down,
+// room for slopes up to 1000; dS of an fp16 result would not go beyond either. A bf16 result may.
+inline constexpr bool kKeepsFp16 = !kHasScore || !kGradientsScaled;
+inline constexpr float kSlopeScale = kHasScore && kKeepsFp16 ? 1.0f / 256.0f : 1.0f;
+// Turns what was kept times dP - delta into dS.
+inline constexpr float kUnscale =
+    kGradientsScaled ? 1.0f : 1.0f / (kProbabilityScale * kSlopeScale);
+using Kept = TypeIf<kKeepsFp16, Fp16, Bf16>;
 
 template <int kI> struct Part { static constexpr int kIndex = kI; };
 template <class Do> ROTA_DEVICE void for_parts(Do act) {
@@ -95,105 +107,113 @@ ROTA_DEVICE unsigned allowed_bits(const RotaArguments &arguments, const Position
   return bits;
 }
 
-// Forward: s of one part becomes an exponent of two, -inf where not allowed; raises the row's top.
-template <int kPart>
-ROTA_DEVICE void exponents(const RotaArguments &arguments, const Position &first, bool partial,
-                           float (&s)[128], float (&top)[2]) {
-  const unsigned bits = partial ? allowed_bits(arguments, first, kPart) : ~0u;
-  const float factor = kHasScore ? arguments.scale : arguments.scale * kLog2E;
-#pragma unroll
-  for (int i = 0; i < 32; i++) {
-    const int r = i / 2 % 2;
-    float x = s[32 * kPart + i] * factor;
-    if constexpr (kHasScore) {
-      Position at = first;
-      at.q = clamp_index<kScoreUsesTensors>(first.q + 8 * r, first.n_q);
-      at.k = clamp_index<kScoreUsesTensors>(first.k + 64 * kPart + i / 4 * 8 + i % 2, first.n_k);
-      x = score_value(x, at, arguments) * kLog2E;
-    }
-    if (!(bits >> i & 1u))
-      x = -kInfinity;
-    s[32 * kPart + i] = x;
-    top[r] = maximum(top[r], x);
-  }
+// What s is multiplied by where no score function comes between: an exponent of two.
+ROTA_DEVICE float exponent_factor(const RotaArguments &arguments) {
+  return arguments.scale * kLog2E;
 }
-// Powers relative to `base`, added to this lane's sums and packed.
+// Sets what is not allowed of one part to `value`.
+template <int kPart> ROTA_DEVICE void mask_part(float (&s)[128], unsigned bits, float value) {
+#pragma unroll
+  for (int i = 0; i < 32; i++)
+    s[32 * kPart + i] = bits >> i & 1u ? s[32 * kPart + i] : value;
+}
+// Where element i of a part is.
+ROTA_DEVICE Position score_position(const Position &first, int part, int i) {
+  Position at = first;
+  at.q = clamp_index<kScoreUsesTensors>(first.q + i / 2 % 2 * 8, first.n_q);
+  at.k = clamp_index<kScoreUsesTensors>(first.k + 64 * part + i / 4 * 8 + i % 2, first.n_k);
+  return at;
+}
+
+// ---- Forward ----
+
+// s of one part: after the score function, if there is one, as an exponent of two; -inf where not
+// allowed. Raises the rows' tops.
 template <int kPart>
-ROTA_DEVICE void powers(const float (&base)[2], const float (&x)[128], float (&sum)[2],
-                        unsigned (&words)[16]) {
+ROTA_DEVICE void raise_tops(const RotaArguments &arguments, const Position &first, bool partial,
+                            float (&s)[128], float (&top)[2]) {
+  if constexpr (kHasScore) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      float &x = s[32 * kPart + i];
+      x = kLog2E * score_value(x * arguments.scale, score_position(first, kPart, i), arguments);
+    }
+  }
+  if (partial)
+    mask_part<kPart>(s, allowed_bits(arguments, first, kPart), -kInfinity);
+#pragma unroll
+  for (int i = 0; i < 32; i++)
+    top[i / 2 % 2] = maximum(top[i / 2 % 2], s[32 * kPart + i]);
+}
+// Powers 2^(factor s - base), added to this lane's sums and packed.
+template <int kPart>
+ROTA_DEVICE void powers(float factor, const float (&base)[2], const float (&s)[128],
+                        float (&sum)[2], unsigned (&words)[16]) {
 #pragma unroll
   for (int i = 0; i < 8; i++)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const float a = exp2_fast(x[32 * kPart + 4 * i + 2 * r] - base[r]);
-      const float b = exp2_fast(x[32 * kPart + 4 * i + 2 * r + 1] - base[r]);
+      const int at = 32 * kPart + 4 * i + 2 * r;
+      const float a = exp2_fast(__fmaf_rn(s[at], factor, -base[r]));
+      const float b = exp2_fast(__fmaf_rn(s[at + 1], factor, -base[r]));
       sum[r] += a + b;
       words[2 * i + r] = pack(a, b, Element());
     }
 }
 
+// ---- Backward ----
+
 // S of one part becomes `words` = P rounded, and `kept` = P (times the score's slope) for dS.
 template <int kPart>
 ROTA_DEVICE void probabilities(const RotaArguments &arguments, const ScoreRows &rows,
-                               const Position &first, bool partial, const float (&s)[128],
+                               const Position &first, bool partial, float (&s)[128],
                                unsigned (&kept)[64], unsigned (&words)[16]) {
+  const float factor = exponent_factor(arguments);
   unsigned bits = ~0u;
   if (partial)
     bits = allowed_bits(arguments, first, kPart);
-  const float factor = kHasScore ? arguments.scale : arguments.scale * kLog2E;
+  if (!kHasScore && partial) // what makes P zero
+    mask_part<kPart>(s, bits, factor < 0.0f ? kInfinity : -kInfinity);
 #pragma unroll
-  for (int i = 0; i < 8; i++)
+  for (int i = 0; i < 32; i += 2) {
+    const int r = i / 2 % 2, at = 32 * kPart + i;
+    float p[2], kept_p[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float p[2], slope[2] = {1.0f, 1.0f};
-#pragma unroll
-      for (int c = 0; c < 2; c++) {
-        float x = s[32 * kPart + 4 * i + 2 * r + c];
-        if constexpr (kHasScore) {
-          Position at = first;
-          at.q = clamp_index<kScoreUsesTensors>(first.q + 8 * r, first.n_q);
-          at.k = clamp_index<kScoreUsesTensors>(first.k + 64 * kPart + 8 * i + c, first.n_k);
-          x *= factor;
-          slope[c] = score_slope(x, at, arguments);
-          x = score_value(x, at, arguments);
-          p[c] = exp2_fast(__fmaf_rn(x, kLog2E, rows.bias[r]));
-        } else {
-          p[c] = exp2_fast(__fmaf_rn(x, factor, rows.bias[r]));
-        }
-        if (!(bits >> (4 * i + 2 * r + c) & 1u))
-          p[c] = 0.0f, slope[c] = 0.0f;
+    for (int c = 0; c < 2; c++) {
+      if constexpr (kHasScore) {
+        const Position position = score_position(first, kPart, i + c);
+        const float x = s[at + c] * arguments.scale;
+        const float slope = score_slope(x, position, arguments);
+        p[c] = exp2_fast(__fmaf_rn(score_value(x, position, arguments), kLog2E, rows.bias[r]));
+        const bool allowed = bits >> (i + c) & 1u;
+        p[c] = allowed ? p[c] : 0.0f;
+        kept_p[c] = allowed ? p[c] * (slope * kSlopeScale) : 0.0f;
+      } else {
+        p[c] = exp2_fast(__fmaf_rn(s[at + c], factor, rows.bias[r]));
+        kept_p[c] = p[c];
       }
-      words[2 * i + r] = pack(p[0], p[1], Element());
-      unsigned &keep = kept[16 * kPart + 2 * i + r];
-      if constexpr (kHasScore)
-        keep = pack(p[0] * slope[0], p[1] * slope[1], Bf16());
-      else
-        keep = pack(p[0], p[1], Fp16());
     }
+    words[i / 2] = pack(p[0], p[1], Element());
+    kept[16 * kPart + i / 2] = pack(kept_p[0], kept_p[1], Kept());
+  }
 }
 
 // dP of one part becomes `words` = dS rounded. Where P is 0 in a partial tile dP may be anything.
-template <int kPart>
-ROTA_DEVICE void score_gradients(const ScoreRows &rows, bool partial, const float (&dp)[128],
+template <int kPart, bool kPartial>
+ROTA_DEVICE void score_gradients(const ScoreRows &rows, const float (&dp)[128],
                                  const unsigned (&kept)[64], unsigned (&words)[16]) {
-  constexpr float kUnscale = kGradientsScaled ? 1.0f : 1.0f / kProbabilityScale;
 #pragma unroll
-  for (int i = 0; i < 8; i++)
+  for (int i = 0; i < 32; i += 2) {
+    const unsigned keep = kept[16 * kPart + i / 2];
+    float p[2];
+    unpack(keep, p[0], p[1], Kept());
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const unsigned keep = kept[16 * kPart + 2 * i + r];
-      float p[2];
-      if constexpr (kHasScore)
-        unpack(keep, p[0], p[1], Bf16());
-      else
-        unpack(keep, p[0], p[1], Fp16());
-#pragma unroll
-      for (int c = 0; c < 2; c++) {
-        const float ds = p[c] * (dp[32 * kPart + 4 * i + 2 * r + c] - rows.delta[r]) * kUnscale;
-        p[c] = partial && p[c] == 0.0f ? 0.0f : ds;
-      }
-      words[2 * i + r] = pack(p[0], p[1], Element());
+    for (int c = 0; c < 2; c++) {
+      const float ds = p[c] * (dp[32 * kPart + i + c] - rows.delta[i / 2 % 2]) * kUnscale;
+      p[c] = kPartial && p[c] == 0.0f ? 0.0f : ds;
     }
+    words[i / 2] = pack(p[0], p[1], Element());
+  }
 }
 
 } // namespace rota

@@ -35,7 +35,8 @@ constexpr int kStaging = kStages * kStageBytes;      // [warpgroup][2] parts
 constexpr int kBarriers = kStaging + 4 * kPartBytes; // see Barriers
 constexpr int kStageWords = kBarriers + 8 * (2 * kStages + 12);
 constexpr int kStageScales = kStageWords + 16 * kStages; // see forward_wide.cuh
-constexpr int kMailbox = kStageScales + 512 * kStages;   // two of Task
+constexpr int kScalesBytes = kScorePlanes == 1 ? 512 : 0;
+constexpr int kMailbox = kStageScales + kScalesBytes * kStages; // two of Task
 constexpr int kTaskBytes = 64;
 constexpr int kCurrentUnit = kMailbox + 2 * kTaskBytes; // the loader's: registers are short
 constexpr int kCurrentSequence = kCurrentUnit + 64;
@@ -162,9 +163,9 @@ template <class Kernel> struct WorkLoader {
         wait_for_gradients(c - ROTA_PLACES);
     } else {
       wait_for_signals(scores_done(c), 2 * plan.chunks[c].scores);
-      // Sums go on where the chunk before left them, or in the place of another head's.
-      if (c >= 1 && unit.flags != ROTA_UNIT_WHOLE)
-        wait_for_gradients(c - 1);
+      // Sums go on where another chunk left them, or in the place of another plane's.
+      if (unit.after >= 0)
+        wait_for_gradients(unit.after);
     }
     fence_global_for_engines();
   }
@@ -410,7 +411,7 @@ struct WorkConsumer {
     const int row = (group * kWarpgroup + thread) / 4, part = thread % 4;
     const unsigned bits = load_shared_word(words + (row < 32 ? 4u : 8u));
     bool clear = (word & kWordClear) && (bits >> row % 32 & 1u);
-    if ((word & kWordSuspect) && !clear) {
+    if (word & kWordSuspect) { // the same for all threads
       unsigned found = 0;
       for (int i = part; i < (kColumns + 63) / 64 * 8; i += 4) {
         const Chunk x =
@@ -420,7 +421,7 @@ struct WorkConsumer {
       }
       found |= __shfl_xor_sync(kAllLanes, found, 1);
       found |= __shfl_xor_sync(kAllLanes, found, 2);
-      clear = found && !keep((int)load_shared_word(words + 12) + row);
+      clear = clear || (found && !keep((int)load_shared_word(words + 12) + row));
     }
     if (clear && part == 0)
       clear_row<kColumns>(b, row);

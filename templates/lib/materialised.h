@@ -30,14 +30,15 @@ typedef struct RotaUnit {
   int chain_table;         // chains[chain_table + kv tile]
   int flags;               // ROTA_UNIT_*
   int sum_q, sum_k;        // its first tile of sums of dQ; of dK and dV
-  long long scores;        // its first block of P and dS, from the chunk's place
+  int after;               // chunk that must be done before its gradients: its sums' last user; -1
+  int spare;
+  long long scores; // its first block of P and dS, from the chunk's place
 } RotaUnit;
 // The first or last of the units that add to its dQ (which differ in kv tiles), to its dK and dV.
 #define ROTA_UNIT_FIRST_Q 1
 #define ROTA_UNIT_LAST_Q  2
 #define ROTA_UNIT_FIRST_K 4
 #define ROTA_UNIT_LAST_K  8
-#define ROTA_UNIT_WHOLE   15 // goes on with no other unit's sums
 #define ROTA_PLACES       3
 
 typedef struct RotaSegment {

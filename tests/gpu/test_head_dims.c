@@ -27,7 +27,7 @@ static const TrialShape shapes[] = {
     {.dtype = ROTA_BF16, .head_dim = 512, .heads = 1, .n_q = 233, .n_k = 600},
     {.dtype = ROTA_FP16,
      .head_dim = 512,
-     .heads = 2,
+     .heads = 4,
      .n_q = 300,
      .n_k = 300,
      .mask = "causal",

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -162,6 +163,29 @@ static void check_plane(const View *view, int32_t index, const Plane *plane) {
     assert_int_equal(plane->done_k[kv], backward ? view->blocks_k + view->blocks_v : 0);
 }
 
+/* Do both units keep sums in memory, and in one place? */
+static bool share_sums(const RotaUnit *a, const RotaUnit *b) {
+  const int whole_q = ROTA_UNIT_FIRST_Q | ROTA_UNIT_LAST_Q;
+  const int whole_k = ROTA_UNIT_FIRST_K | ROTA_UNIT_LAST_K;
+  bool q = (a->flags & whole_q) != whole_q && (b->flags & whole_q) != whole_q &&
+           a->sum_q < b->sum_q + b->rows && b->sum_q < a->sum_q + a->rows;
+  bool k = (a->flags & whole_k) != whole_k && (b->flags & whole_k) != whole_k &&
+           a->sum_k < b->sum_k + b->kv_tiles && b->sum_k < a->sum_k + a->kv_tiles;
+  return q || k;
+}
+
+/* A unit's gradients wait for the last of those that used the place of its sums. */
+static void check_after(const View *view, int64_t segment) {
+  const RotaSegment *own = &view->segments[segment];
+  const RotaUnit *unit = &view->units[own->unit];
+  assert_true(unit->after < own->chunk);
+  for (int64_t s = 0; s < segment; s++) {
+    const RotaSegment *other = &view->segments[s];
+    if (other->chunk < own->chunk && share_sums(unit, &view->units[other->unit]))
+      assert_true(other->chunk <= unit->after);
+  }
+}
+
 /* Goes through the tickets in order, as if one block took them all. */
 static void check_works(const Plan *plan) {
   View view = view_of(plan);
@@ -174,6 +198,7 @@ static void check_works(const Plan *plan) {
     const RotaUnit *unit = &view.units[segment->unit];
     Plane *plane = &planes[unit->sequence * plan->kv_heads + unit->kv_head];
     assert_int_equal(segment->first_ticket, ticket);
+    check_after(&view, s);
     int64_t blocks = (int64_t)unit->rows * unit->kv_tiles * 2;
     assert_true(unit->scores % 4 == 0 && unit->scores + blocks <= works->place_blocks);
     for (; ticket < segment_end(&view, s); ticket++) {
@@ -261,6 +286,46 @@ static void test_chunks(void **state) {
   plan_case_free(&at);
 }
 
+/* A plan's file has no works: they are made again, the same. */
+static void test_loaded(void **state) {
+  (void)state;
+  char path[] = "/tmp/rota_works_XXXXXX";
+  int file = mkstemp(path);
+  assert_true(file >= 0);
+  close(file);
+  PlanCase at;
+  make_case(&at, false, "k <= q", 4, 2);
+  at.request.lengths = (rota_lengths){.batch = 2, .n_q = 1000, .n_k = 700};
+  at.request.workspace_limit = (size_t)(8 * MB);
+  Plan *plan = plan_case_good(&at), *loaded;
+  Digest key = {"0123456789abcdef0123456789abcdef"};
+  assert_int_equal(plan_save(plan, &key, path), ROTA_OK);
+  assert_int_equal(plan_load(path, &key, &loaded), ROTA_OK);
+  assert_int_equal(plan_matches(loaded, &at.spec, ROTA_BACKWARD, &at.tiling), ROTA_OK);
+  assert_int_equal(works_build(&at.spec, loaded), ROTA_OK);
+  assert_int_equal(loaded->works.image_bytes, plan->works.image_bytes);
+  assert_memory_equal(loaded->works.image, plan->works.image, plan->works.image_bytes);
+  assert_memory_equal(&loaded->workspace, &plan->workspace, sizeof plan->workspace);
+  plan_destroy(loaded);
+  plan_destroy(plan);
+  plan_case_free(&at);
+  unlink(path);
+}
+
+/* Sums that go through several units do so in ascending order, or not at all. */
+static void test_other_schedules(void **state) {
+  (void)state;
+  PlanCase at;
+  make_case(&at, false, "k <= q", 2, 2);
+  at.schedule = rule_schedule(UPWARDS, DOWNWARDS);
+  at.request.lengths = (rota_lengths){.batch = 1, .n_q = 2000, .n_k = 2000};
+  Plan *plan = plan_case_good(&at);
+  plan_destroy(plan);
+  at.request.workspace_limit = (size_t)(8 * MB);
+  assert_int_equal(plan_case_build(&at, &plan), ROTA_SCHEDULE);
+  plan_case_free(&at);
+}
+
 static void test_out_of_memory(void **state) {
   (void)state;
   PlanCase at;
@@ -280,8 +345,11 @@ static void test_out_of_memory(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_product_once), cmocka_unit_test(test_nothing_to_do),
-      cmocka_unit_test(test_chunks), cmocka_unit_test(test_out_of_memory)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_product_once),
+                                     cmocka_unit_test(test_nothing_to_do),
+                                     cmocka_unit_test(test_chunks),
+                                     cmocka_unit_test(test_loaded),
+                                     cmocka_unit_test(test_other_schedules),
+                                     cmocka_unit_test(test_out_of_memory)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

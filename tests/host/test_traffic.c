@@ -83,7 +83,7 @@ static void test_materialised(void **state) {
   Traffic t = model(TRAFFIC_MATERIALISED, 256, n);
   double operands = pairs * 2 * (2 * d * (1.0 / 128 + 1.0 / 256) + 3 * d / 128);
   assert_int_equal(t.chunks, 1);
-  assert_close(t.l2_bytes, 10 * pairs + operands + 8 * n * 2 * d + n * (4 * d + 16));
+  assert_close(t.l2_bytes, 10 * pairs + operands + n * (4 * d + 16));
   assert_true(model(TRAFFIC_MATERIALISED, 256, 65536).chunks > 50);
 }
 

@@ -153,7 +153,8 @@ static void test_c12_strides_do_not_matter(void **state) {
 
 static void test_any_layout_any_dim(void **state) {
   (void)state;
-  const int dims[][2] = {{8, 8}, {46, 46}, {72, 72}, {88, 88}, {64, 128}, {192, 128}, {1, 3}, {320, 264}};
+  const int dims[][2] = {{8, 8},    {46, 46},   {72, 72}, {88, 88},
+                         {64, 128}, {192, 128}, {1, 3},   {320, 264}};
   for (int i = 0; i < 8; i++) {
     char name[48];
     snprintf(name, sizeof name, "any layout, d %d/%d", dims[i][0], dims[i][1]);
