@@ -46,16 +46,9 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
     registers_raise<kConsumerRegisters>();
     Consumer consumer = {arguments,         shared,     barriers, group - 1, warp, lane_index(),
                          Ring<kStagesQ>(0), Ring<2>(0), false,    0};
-#ifdef ROTA_CYCLES
-    const long long start = clock64();
-#endif
     const int chains = uniform(arguments.queue[worker + 1] - arguments.queue[worker]);
     for (int i = 0; i < chains; i++)
       consumer.run_chain(i);
-#ifdef ROTA_CYCLES
-    if (threadIdx.x == 128)
-      rota_cycles[blockIdx.x] = clock64() - start;
-#endif
   }
 }
 

@@ -80,11 +80,6 @@ struct RowValues {
   }
 };
 
-#ifdef ROTA_POLY
-constexpr bool kPolynomial = true;
-#else
-constexpr bool kPolynomial = false;
-#endif
 struct Consumer {
   const RotaArguments &arguments;
   unsigned shared;
@@ -109,7 +104,7 @@ struct Consumer {
   // Rows [from, kRows) of a tile become zeros. All consumers.
   template <int kColumns, int kRows> ROTA_DEVICE void clear_rows(unsigned to, int from) const {
     constexpr int kChunks = kColumns / kChunk;
-    const int thread = (int)threadIdx.x - kWarpgroup;
+    const int thread = hidden((int)threadIdx.x) - kWarpgroup;
     for (int i = from * kChunks + thread; i < kRows * kChunks; i += kConsumerThreads)
       store_shared_chunk(to + (unsigned)box_offset(kRows, i / kChunks, i % kChunks),
                          Chunk{{0, 0, 0, 0}});
@@ -130,7 +125,7 @@ struct Consumer {
   // Keys with a NaN or infinity are zeroed, since dQ = dS K would carry 0 * NaN to queries that may
   // not attend to them; their scores become NaN where they count.
   ROTA_DEVICE void remove_bad_keys() {
-    const int thread = (int)threadIdx.x - kWarpgroup;
+    const int thread = hidden((int)threadIdx.x) - kWarpgroup;
     const unsigned bits = shared + kSharedBadKeys;
     unsigned found = 0;
     for (int i = thread; i < kTileKv * kPaddedK / 64; i += kConsumerThreads)
@@ -156,7 +151,7 @@ struct Consumer {
     bad_keys = 0;
     if (!any_bad_keys)
       return;
-    const int key = kKeys * group + 16 * warp + lane / 4;
+    const int key = kKeys * group + 16 * warp + hidden(lane_index()) / 4;
     const unsigned word = load_shared_word(bits + 4u * (unsigned)(key / 32));
     bad_keys = (word >> key % 32 & 1u) | (word >> (key % 32 + 8) & 1u) << 1;
     for (int i = thread; i < kTileKv * kPaddedK / 64; i += kConsumerThreads) {
@@ -179,8 +174,8 @@ struct Consumer {
   ROTA_DEVICE void probabilities(const RotaSequence &sequence, int first_key, const Visit &visit,
                                  const RowValues &lse_of, float (&s)[kScores],
                                  unsigned (&p)[kBlocksQ][4]) const {
-    const int t = lane % 4;
-    const int first_q = visit.q_tile * kTileQ + 2 * t;
+    const int lane = hidden(lane_index());
+    const int first_q = visit.q_tile * kTileQ + 2 * (lane % 4);
     const int key = first_key + kKeys * group + 16 * warp + lane / 4;
     const float nan = __uint_as_float(0x7fffffffu), factor = score_factor(arguments);
     const bool bad[2] = {kPartial && kHasMask && (bad_keys & 1u),
@@ -197,8 +192,7 @@ struct Consumer {
                              sequence.batch,          sequence.n_q,      sequence.n_k};
         const int bit = 4 * i + j;
         float slope = 1.0f;
-        x[j] = probability<kPartial>(at, s[bit] * key_factor[j / 2], lse[j % 2], bad[j / 2],
-                                     kPolynomial && j == 3, slope);
+        x[j] = probability<kPartial>(at, s[bit] * key_factor[j / 2], lse[j % 2], bad[j / 2], slope);
         s[bit] = kHasScore ? x[j] * slope : x[j];
       }
       p[i / 2][i % 2 * 2] = pack(x[0], x[1], Element());
@@ -206,8 +200,7 @@ struct Consumer {
     }
   }
   template <bool kPartial>
-  ROTA_DEVICE float probability(Position at, float x, float lse, bool bad, bool by_polynomial,
-                                float &slope) const {
+  ROTA_DEVICE float probability(Position at, float x, float lse, bool bad, float &slope) const {
     bool is_allowed = true;
     if constexpr (kPartial || kHasScore) {
       constexpr bool kClamp = kMaskUsesTensors || kScoreUsesTensors;
@@ -221,7 +214,7 @@ struct Consumer {
         x = bad ? __uint_as_float(0x7fffffffu) : kLog2E * score_value(x, at, arguments);
       }
     }
-    const float p = by_polynomial ? exp2_polynomial(x - lse) : exp2_fast(x - lse);
+    const float p = exp2_fast(x - lse);
     return is_allowed ? p : 0.0f;
   }
 
@@ -268,15 +261,16 @@ struct Consumer {
     staging.advance();
   }
   // A dQ partial in the order of its fragments, for the writer to add; or, by the last to
-  // contribute, added to the sum that lies there (`has_sum`), scaled and rounded, as boxes. `left`:
-  // rows of the query tile that exist.
-  ROTA_DEVICE void stage_dq(float (&dq)[kDqColumns / 2], const Visit &visit, int left) {
+  // contribute, added to the sum that lies there, scaled and rounded, as boxes.
+  ROTA_DEVICE void stage_dq(float (&dq)[kDqColumns / 2], const Visit &visit,
+                            const ChainWords &chain) {
     const unsigned buffer = wait_staging();
-    const unsigned block = buffer + (unsigned)((4 * group + warp) * kBlockBytes + 16 * lane);
+    const unsigned block =
+        buffer + (unsigned)((4 * group + warp) * kBlockBytes + 16 * hidden(lane_index()));
     if (kOrdered && visit.last) {
       if (visit.rank > 0)
         add_sum(dq, block);
-      round_dq(dq, buffer, left);
+      round_dq(dq, buffer, rows_left(chain, visit));
       return;
     }
 #pragma unroll
@@ -296,6 +290,7 @@ struct Consumer {
   }
   ROTA_DEVICE void round_dq(const float (&dq)[kDqColumns / 2], unsigned buffer, int left) const {
     constexpr bool kShared = kDqColumns % kBoxColumns != 0; // boxes, with the other group
+    const int lane = hidden(lane_index());
     const int block_row = (kDqByRows ? 64 * group : 0) + 16 * warp;
     const int row = block_row + lane / 4, first_chunk = kShared ? group * kDqFragments : 0;
     const unsigned to = buffer + (unsigned)(dq_box(kDqByRows ? 0 : group * kDqColumns, block_row) +
@@ -317,7 +312,7 @@ struct Consumer {
   template <int kColumns>
   ROTA_DEVICE void stage_gradient(const float (&d)[kColumns / 2], float scale,
                                   const ChainWords &chain) {
-    const int left = chain.sequence.n_k - chain.kv_tile * kTileKv;
+    const int left = chain.sequence.n_k - chain.kv_tile * kTileKv, lane = hidden(lane_index());
     const int first = kKeys * group + 16 * warp, row = first + lane % 16, chunk = lane / 16;
     const bool first_used = first + lane / 4 < left, second_used = first + lane / 4 + 8 < left;
     const unsigned to = wait_staging() + (unsigned)(row * kBoxPitch);
@@ -337,93 +332,78 @@ struct Consumer {
     finish_staging();
   }
 
-  // ---- The chain ----
+  // ---- A visit ----
 
-#ifndef ROTA_LATE
-#define ROTA_LATE 0
-#endif
-  static constexpr bool kLate = ROTA_LATE != 0;
-  // dK += dS^T Q of the visit before, whose tiles lie in the other stage.
-  ROTA_DEVICE void multiply_dk(float (&dk)[kPaddedK / 2], int stage) const {
-    const Descriptor b = describe_across(tile(kSharedQ, kQBytes, stage), kTileQ);
-    const Descriptor a = describe_across(
-        tile(kSharedDs, kDsBytes, stage) + (unsigned)(group * kTileQ * kBoxPitch), kTileQ);
-#pragma unroll
-    for (int step = 0; step < kBlocksQ; step++)
-      Wgmma<kPaddedK>::template accumulate<1, 1>(dk, advance(a, step_across(step)),
-                                                 advance(b, step_across(step)));
-  }
-
-  template <bool kFirst>
-  ROTA_DEVICE void visit(const ChainWords &chain, int chain_parity, bool last,
-                         float (&dk)[kPaddedK / 2], float (&dv)[kPaddedV / 2]) {
+  // Its first two products, under way; S^T is the older.
+  ROTA_DEVICE void begin_products(float (&s)[kScores], float (&dp)[kScores],
+                                  int chain_parity) const {
     const int stage = ring.stage, parity = ring.parity;
-    const unsigned tile_q = tile(kSharedQ, kQBytes, stage);
-    const unsigned tile_do = tile(kSharedDo, kDoBytes, stage);
-    const unsigned tile_ds = tile(kSharedDs, kDsBytes, stage);
-    float s[kScores], dp[kScores];
-    unsigned p[kBlocksQ][4], ds[kBlocksQ][4];
-
+    const unsigned keys = (unsigned)(group * kKeys * kBoxPitch);
     barrier_wait_phase(barriers.full_q(stage), parity);
     wgmma_fence();
-    multiply_along<kPaddedK>(
-        s, describe_along(shared + (unsigned)(kSharedK + group * kKeys * kBoxPitch)),
-        describe_along(tile_q));
+    multiply_along<kPaddedK>(s, describe_along(shared + kSharedK + keys),
+                             describe_along(tile(kSharedQ, kQBytes, stage)));
     wgmma_commit();
-    if constexpr (kFirst)
-      barrier_wait_phase(barriers.full_v(), chain_parity);
-    else if constexpr (kLate)
-      finish_staging();
+    barrier_wait_phase(barriers.full_v(), chain_parity);
     barrier_wait_phase(barriers.full_do(stage), parity);
     wgmma_fence();
-    multiply_along<kPaddedV>(
-        dp, describe_along(shared + (unsigned)(kSharedV + group * kKeys * kBoxPitch)),
-        describe_along(tile_do));
+    multiply_along<kPaddedV>(dp, describe_along(shared + kSharedV + keys),
+                             describe_along(tile(kSharedDo, kDoBytes, stage)));
     wgmma_commit();
-    if constexpr (!kFirst && kLate) {
-      wgmma_fence();
-      multiply_dk(dk, stage ^ 1);
-      wgmma_commit();
-    }
-    const RowValues lse(tile(kSharedLse, kRowBytes, stage));
-    const unsigned at = shared + (unsigned)(kSharedVisit + 8 * stage);
-    const Visit visit =
-        unpack_visit({load_shared_word(at), load_shared_word(at + 4)}, chain.kv_head);
-    const int left = uniform(chain.sequence.n_q - visit.q_tile * kTileQ);
+  }
+  ROTA_DEVICE Visit read_visit(int kv_head) const {
+    const unsigned at = shared + (unsigned)(kSharedVisit + 8 * ring.stage);
+    return unpack_visit({load_shared_word(at), load_shared_word(at + 4)}, kv_head);
+  }
+  // Rows of the visit's query tile that exist.
+  ROTA_DEVICE int rows_left(const ChainWords &chain, const Visit &visit) const {
+    return uniform(chain.sequence.n_q - visit.q_tile * kTileQ);
+  }
+  // From S^T and dP^T to P^T and dS^T, as operands.
+  ROTA_DEVICE void make_operands(const ChainWords &chain, bool last, float (&s)[kScores],
+                                 float (&dp)[kScores], unsigned (&p)[kBlocksQ][4],
+                                 unsigned (&ds)[kBlocksQ][4]) const {
+    const Visit visit = read_visit(chain.kv_head);
+    const int first_key = chain.kv_tile * kTileKv, left = rows_left(chain, visit);
     const bool partial = uniform(visit.partial || any_bad_keys);
     if (left < kTileQ) {
       wgmma_wait<0>();
       clear_queries(left);
     }
-    wgmma_wait<!kFirst && kLate ? 2 : 1>();
+    const RowValues lse(tile(kSharedLse, kRowBytes, ring.stage));
+    wgmma_wait<1>();
     wgmma_touch(s);
-    const int first_key = chain.kv_tile * kTileKv;
     if (partial)
       probabilities<true>(chain.sequence, first_key, visit, lse, s, p);
     else
       probabilities<false>(chain.sequence, first_key, visit, lse, s, p);
-    const RowValues delta(tile(kSharedDelta, kRowBytes, stage));
-    wgmma_wait<!kFirst && kLate ? 1 : 0>();
+    const RowValues delta(tile(kSharedDelta, kRowBytes, ring.stage));
+    wgmma_wait<0>();
     wgmma_touch(dp);
-    if (!kLate && last)
+    if (last)
       arrive(barriers.empty_v());
     if (partial)
       score_gradients<true>(delta, s, dp, ds);
     else
       score_gradients<false>(delta, s, dp, ds);
-    store_ds(tile_ds, ds);
+  }
 
+  // The order of products is the fastest of those measured: dV runs while the warpgroups exchange
+  // dS, dK while dQ is staged.
+  ROTA_DEVICE void run_visit(const ChainWords &chain, int chain_parity, bool last,
+                             float (&dk)[kPaddedK / 2], float (&dv)[kPaddedV / 2]) {
+    const int stage = ring.stage;
+    const unsigned tile_ds = tile(kSharedDs, kDsBytes, stage);
+    float s[kScores], dp[kScores], dq[kDqColumns / 2];
+    unsigned p[kBlocksQ][4], ds[kBlocksQ][4];
+    begin_products(s, dp, chain_parity);
+    make_operands(chain, last, s, dp, p, ds);
+    store_ds(tile_ds, ds);
     wgmma_fence();
-    accumulate_gradient<kPaddedV>(dv, p, describe_across(tile_do, kTileQ));
+    accumulate_gradient<kPaddedV>(dv, p, describe_across(tile(kSharedDo, kDoBytes, stage), kTileQ));
     wgmma_commit();
     fence_shared_for_engines();
-    if constexpr (!kFirst && kLate) {
-      wgmma_wait<1>();
-      wgmma_touch(dk);
-      arrive(barriers.empty_q(stage ^ 1));
-    }
     sync();
-    float dq[kDqColumns / 2];
     wgmma_fence();
     multiply_dq(dq, describe_along(tile_ds + (unsigned)(kDqByRows ? group * 64 * kBoxPitch : 0)),
                 describe_across(shared + (unsigned)(kSharedK + (kDqByRows ? 0 : group) * kTileKv *
@@ -433,27 +413,35 @@ struct Consumer {
     wgmma_wait<1>();
     wgmma_touch(dv);
     arrive(barriers.empty_do(stage));
-    if constexpr (kLate) {
-      wgmma_wait<0>();
-      wgmma_touch(dq);
-      stage_dq(dq, visit, left);
-    } else {
-      wgmma_fence();
-      accumulate_gradient<kPaddedK>(dk, ds, describe_across(tile_q, kTileQ));
-      wgmma_commit();
-      wgmma_wait<1>();
-      wgmma_touch(dq);
-      if (last)
-        arrive(barriers.empty_k());
-      stage_dq(dq, visit, left);
-      finish_staging();
-      wgmma_wait<0>();
-      wgmma_touch(dk);
-      arrive(barriers.empty_q(stage));
-    }
+    wgmma_fence();
+    accumulate_gradient<kPaddedK>(dk, ds, describe_across(tile(kSharedQ, kQBytes, stage), kTileQ));
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_touch(dq);
+    if (last)
+      arrive(barriers.empty_k());
+    const Visit visit = read_visit(chain.kv_head); // again: registers are short
+    stage_dq(dq, visit, chain);
+    finish_staging();
+    wgmma_wait<0>();
+    wgmma_touch(dk);
+    arrive(barriers.empty_q(stage));
     ring.advance();
   }
 
+  // ---- A chain ----
+
+  // Keys past the end and keys that are not finite, gone from the tiles.
+  ROTA_DEVICE void clean_keys(const ChainWords &chain, int parity) {
+    const int left = uniform(chain.sequence.n_k - chain.kv_tile * kTileKv);
+    any_bad_keys = false;
+    if (left < kTileKv) {
+      barrier_wait_phase(barriers.full_v(), parity);
+      clear_keys(left);
+    }
+    if (kHasMask)
+      remove_bad_keys();
+  }
   ROTA_DEVICE void run_chain(int number) {
     const int parity = number & 1;
     float dk[kPaddedK / 2], dv[kPaddedV / 2];
@@ -465,36 +453,17 @@ struct Consumer {
       dv[i] = 0.0f;
     barrier_wait_phase(barriers.full_k(), parity);
     const ChainWords &chain = chain_words(number);
-    const int first_key = chain.kv_tile * kTileKv, left = uniform(chain.sequence.n_k - first_key);
     const int visits = uniform(chain.visit_end - chain.visit_begin);
-    any_bad_keys = false;
-    if (left < kTileKv) {
-      barrier_wait_phase(barriers.full_v(), parity);
-      clear_keys(left);
-    }
-    if (kHasMask)
-      remove_bad_keys();
-    if (visits > 0)
-      visit<true>(chain, parity, visits == 1, dk, dv);
+    clean_keys(chain, parity);
 #pragma unroll 1
-    for (int i = 1; i < visits; i++)
-      visit<false>(chain, parity, i + 1 == visits, dk, dv);
-    if (visits == 0 || kLate) {
+    for (int i = 0; i < visits; i++)
+      run_visit(chain, parity, i + 1 == visits, dk, dv);
+    if (visits == 0) { // the copies of this phase must be over before the next is announced
+      barrier_wait_phase(barriers.full_v(), parity);
       arrive(barriers.empty_v());
       arrive(barriers.empty_k());
     }
-    if (kLate && visits > 0) {
-      wgmma_fence();
-      multiply_dk(dk, ring.stage ^ 1);
-      wgmma_commit();
-      finish_staging();
-      stage_gradient<kPaddedV>(dv, 1.0f, chain);
-      wgmma_wait<0>();
-      wgmma_touch(dk);
-      arrive(barriers.empty_q(ring.stage ^ 1));
-    } else {
-      stage_gradient<kPaddedV>(dv, 1.0f, chain);
-    }
+    stage_gradient<kPaddedV>(dv, 1.0f, chain);
     stage_gradient<kPaddedK>(dk, arguments.scale, chain);
   }
 };

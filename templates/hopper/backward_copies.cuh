@@ -46,14 +46,6 @@ struct Loader {
                                   (int)chain.sequence.begin_k + chain.kv_tile * kTileKv,
                                   chain.kv_head, chain.sequence.slot, barriers.full_v());
   }
-  // K and V into the L2 cache, while shared memory still holds the last chain's.
-  ROTA_DEVICE void prefetch(const ChainWords &chain) const {
-    const int row = (int)chain.sequence.begin_k + chain.kv_tile * kTileKv;
-    for (int column = 0; column < kPaddedK; column += kBoxColumns)
-      prefetch_box(&maps.map[kMapK], column, row, chain.kv_head, chain.sequence.slot);
-    for (int column = 0; column < kPaddedV; column += kBoxColumns)
-      prefetch_box(&maps.map[kMapV], column, row, chain.kv_head, chain.sequence.slot);
-  }
   ROTA_DEVICE void load_visit(const ChainWords &chain, const RotaVisit &entry) {
     const Visit visit = unpack_visit(entry, chain.kv_head);
     const int row = (int)chain.sequence.begin_q + visit.q_tile * kTileQ;
@@ -84,8 +76,6 @@ struct Loader {
     int visit = chain.visit_begin;
     if (number == 0)
       load_k(chain, number);
-    else
-      prefetch(chain);
     if (visit < end)
       load_visit(chain, arguments.visits[visit]);
     load_v(chain, number);
@@ -115,25 +105,21 @@ struct Loader {
 
 // ---- A writer ----
 
-// What a staging buffer holds at one turn: a visit's dQ partial, or dV, or dK.
+// What a staging buffer holds at one turn: a visit's dQ partial, or dV, or dK. What else the tables
+// say of it is read again when it is needed: registers are short.
 struct Turn {
   int at, step; // queue entry, and number within its chain: visits, then dV, then dK
-  int visits, kv_tile, kv_head, sequence;
+  int visits;
   RotaVisit visit;
 
   ROTA_DEVICE bool is_visit() const { return step < visits; }
+  ROTA_DEVICE bool is_last() const { return (visit.tile & ROTA_VISIT_LAST) != 0; }
+  ROTA_DEVICE int rank() const { return (int)(visit.rank & ROTA_VISIT_RANK); }
   // Its buffer gets the sum of all partials but its own first.
-  ROTA_DEVICE bool fetches() const {
-    return kOrdered && is_visit() && (visit.tile & ROTA_VISIT_LAST) != 0 &&
-           (visit.rank & ROTA_VISIT_RANK) != 0;
-  }
+  ROTA_DEVICE bool fetches() const { return kOrdered && is_visit() && is_last() && rank() > 0; }
   ROTA_DEVICE void load(const RotaArguments &arguments) {
-    const RotaItem item = arguments.chain_items[at];
-    const RotaChain chain = arguments.chains[item.index];
+    const RotaChain &chain = arguments.chains[arguments.chain_items[at].index];
     visits = chain.visit_end - chain.visit_begin;
-    kv_tile = chain.kv_tile;
-    kv_head = item.head;
-    sequence = chain.sequence;
     if (is_visit())
       visit = arguments.visits[chain.visit_begin + step];
   }
@@ -157,9 +143,16 @@ struct Writer {
   Barriers barriers;
   int buffer, parity;
 
-  ROTA_DEVICE long long tile_number(const Turn &turn, const Visit &visit) const {
-    return query_tile_number(arguments, arguments.sequences[turn.sequence], visit.q_tile,
-                             visit.head);
+  ROTA_DEVICE const RotaSequence &sequence_of(const Turn &turn) const {
+    const RotaItem &item = arguments.chain_items[turn.at];
+    return arguments.sequences[arguments.chains[item.index].sequence];
+  }
+  ROTA_DEVICE int tile_number(const Turn &turn) const {
+    const Visit visit = unpack_visit(turn.visit, arguments.chain_items[turn.at].head);
+    return (int)query_tile_number(arguments, sequence_of(turn), visit.q_tile, visit.head);
+  }
+  ROTA_DEVICE float *sum_of(int tile) const {
+    return arguments.dq_accumulator + (long long)tile * kDqFloats;
   }
   ROTA_DEVICE void wait_staged() {
     barrier_wait_phase(barriers.staged(buffer), parity);
@@ -179,33 +172,32 @@ struct Writer {
   }
   ROTA_DEVICE void open_with_sum(const Turn &turn) const {
     if (lane_index() == 0) {
-      const Visit visit = unpack_visit(turn.visit, turn.kv_head);
-      const long long tile = tile_number(turn, visit);
-      wait_rank(arguments.counters + tile, visit.rank);
+      const int tile = tile_number(turn);
+      wait_rank(arguments.counters + tile, turn.rank());
       barrier_expect(barriers.unstaged(buffer), kDqFloats * 4);
-      copy_bytes(shared, arguments.dq_accumulator + tile * kDqFloats, kDqFloats * 4,
-                 barriers.unstaged(buffer));
+      copy_bytes(shared, sum_of(tile), kDqFloats * 4, barriers.unstaged(buffer));
     }
     __syncwarp();
   }
 
   // Adds a partial to its tile's sum, or begins it; back when the buffer has been read.
-  ROTA_DEVICE void add_partial(const Visit &visit, long long tile) {
-    float *sum = arguments.dq_accumulator + tile * kDqFloats;
-    if (kOrdered && visit.rank > 0 && lane_index() == 0)
-      wait_rank(arguments.counters + tile, visit.rank);
+  ROTA_DEVICE void add_partial(int rank, int tile) {
+    if (kOrdered && rank > 0 && lane_index() == 0)
+      wait_rank(arguments.counters + tile, rank);
+    __syncwarp();
     wait_staged();
     if (lane_index() == 0) {
-      if (kOrdered && visit.rank == 0)
-        store_bytes(sum, shared, kDqFloats * 4);
+      if (kOrdered && rank == 0)
+        store_bytes(sum_of(tile), shared, kDqFloats * 4);
       else
-        add_floats(sum, shared, kDqFloats * 4);
+        add_floats(sum_of(tile), shared, kDqFloats * 4);
       bulk_commit();
       bulk_wait_read<0>();
     }
+    __syncwarp();
   }
   // The partial is in the sum: the next rank's turn.
-  ROTA_DEVICE void signal_rank(long long tile) const {
+  ROTA_DEVICE void signal_rank(int tile) const {
     if (lane_index() == 0) {
       bulk_wait<0>();
       fence_global_for_engines();
@@ -231,6 +223,7 @@ struct Writer {
         bulk_commit();
         bulk_wait_read<0>();
       }
+      __syncwarp();
       return;
     }
     constexpr int kChunks = kColumns / kChunk;
@@ -250,16 +243,35 @@ struct Writer {
   template <int kColumns>
   ROTA_DEVICE void store_gradient(const RotaTensor &tensor, const RotaTensorMap &map,
                                   const Turn &turn) {
-    const RotaSequence &sequence = arguments.sequences[turn.sequence];
+    const RotaItem &item = arguments.chain_items[turn.at];
+    const RotaSequence &sequence = sequence_of(turn);
     store_boxes<kColumns, kTileKv, kTileKv>(
-        tensor, map, sequence.begin_k, sequence.rows_k, sequence.slot, turn.kv_tile * kTileKv,
-        turn.kv_head, [](int column, int) { return column / kBoxColumns * kTileKv * kBoxPitch; });
+        tensor, map, sequence.begin_k, sequence.rows_k, sequence.slot,
+        arguments.chains[item.index].kv_tile * kTileKv, item.head,
+        [](int column, int) { return column / kBoxColumns * kTileKv * kBoxPitch; });
   }
-  ROTA_DEVICE void store_dq(const Visit &visit, const Turn &turn) {
-    const RotaSequence &sequence = arguments.sequences[turn.sequence];
+  ROTA_DEVICE void store_dq(const Turn &turn) {
+    const Visit visit = unpack_visit(turn.visit, arguments.chain_items[turn.at].head);
+    const RotaSequence &sequence = sequence_of(turn);
     store_boxes<kHeadDim, kTileQ, 16>(
         arguments.d_q, maps.map[kMapDQ], sequence.begin_q, sequence.rows_q, sequence.slot,
         visit.q_tile * kTileQ, visit.head, [](int column, int row) { return dq_box(column, row); });
+  }
+  // What is staged goes where it belongs; back when the buffer has been read. A partial's tile, or
+  // -1.
+  ROTA_DEVICE int take(const Turn &turn) {
+    if (turn.is_visit() && !(kOrdered && turn.is_last())) {
+      const int tile = tile_number(turn);
+      add_partial(turn.rank(), tile);
+      return tile;
+    }
+    if (turn.is_visit())
+      store_dq(turn);
+    else if (turn.step == turn.visits)
+      store_gradient<kHeadDimV>(arguments.d_v, maps.map[kMapDV], turn);
+    else
+      store_gradient<kHeadDim>(arguments.d_k, maps.map[kMapDK], turn);
+    return -1;
   }
 
   // The whole warp.
@@ -276,24 +288,12 @@ struct Writer {
       open();
 #pragma unroll 1
     for (bool more = true; more;) {
-      const Visit visit = unpack_visit(turn.visit, turn.kv_head);
-      const bool adds = turn.is_visit() && !(kOrdered && visit.last);
-      long long tile = 0;
-      if (adds) {
-        tile = tile_number(turn, visit);
-        add_partial(visit, tile);
-      } else if (turn.is_visit()) {
-        store_dq(visit, turn);
-      } else if (turn.step == turn.visits) {
-        store_gradient<kHeadDimV>(arguments.d_v, maps.map[kMapDV], turn);
-      } else {
-        store_gradient<kHeadDim>(arguments.d_k, maps.map[kMapDK], turn);
-      }
+      const int tile = take(turn);
       more = turn.advance(arguments, end);
       const bool fetches = turn.fetches(); // whose rank may wait for this one
       if (more && !fetches)
         open();
-      if (kOrdered && adds)
+      if (kOrdered && tile >= 0)
         signal_rank(tile);
       if (more && fetches)
         open_with_sum(turn);

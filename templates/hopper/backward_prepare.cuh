@@ -14,8 +14,7 @@ constexpr int kPrepareThreads = 128;
 // Threads that share a row, rows at once, and rows of a thread.
 constexpr int kRowLanes = power_of_two_from(kHeadDimV / kChunk);
 constexpr int kRowsAtOnce = kPrepareThreads / kRowLanes;
-constexpr int kRowSteps = kTileQ / kRowsAtOnce;
-static_assert(kTileQ % kRowsAtOnce == 0, "whole steps");
+constexpr int kRowSteps = (kTileQ + kRowsAtOnce - 1) / kRowsAtOnce;
 
 // Past the end: +inf, so that P is 0; so for rows without a key.
 ROTA_DEVICE float exponent_of_row(const RotaArguments &arguments, const RotaSequence &sequence,
@@ -40,7 +39,7 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
   for (int i = 0; i < kRowSteps; i++) {
     const int q = first + i * kRowsAtOnce + thread / kRowLanes;
     o[i] = d_o[i] = Chunk{{0, 0, 0, 0}};
-    if (q < sequence.n_q && lane < kHeadDimV / kChunk) {
+    if (q < sequence.n_q && q < first + kTileQ && lane < kHeadDimV / kChunk) {
       o[i] = load_global_chunk(row_q<Element>(arguments.o, sequence, q, head) + lane * kChunk);
       d_o[i] = load_global_chunk(row_q<Element>(arguments.d_o, sequence, q, head) + lane * kChunk);
     }
@@ -67,7 +66,7 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
 #pragma unroll
     for (int step = kRowLanes / 2; step > 0; step /= 2)
       sum += __shfl_xor_sync(kAllLanes, sum, step);
-    if (lane == 0) {
+    if (lane == 0 && r < kTileQ) {
       if (arguments.d_lse.data && q < sequence.n_q)
         sum -= *row_q<float>(arguments.d_lse, sequence, q, head);
       arguments.delta[tile * kTileQ + r] = sum;

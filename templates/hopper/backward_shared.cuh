@@ -1,7 +1,7 @@
 // The backward pass on wgmma: sizes, shared memory, barriers, and what its warps tell each other.
 //
 //   warpgroup 0   warp 0: loads K, V and every visit's Q, dO, LSE, delta
-//                 warps 1, 2: add dQ, taking turns visit by visit, and store dK and dV
+//                 warps 1, 2: add dQ partials in turn, store what is finished
 //   warpgroup 1   keys 0 .. 63 of the kv tile
 //   warpgroup 2   keys 64 .. 127
 //
@@ -14,8 +14,8 @@
 //   staged                 consumers -> writer     a dQ partial lies in staging buffer b; 8 warps
 //   unstaged               writer -> consumers     it may be written, or added to what it holds
 //
-// A chain of n visits fills n + 2 staging buffers: its dQ partials, dV before the last of them, dK
-// after it. They take turns, and each has its own writer, so that each has the time of two visits.
+// A chain of n visits fills n + 2 staging buffers: its dQ partials, then dV, then dK. The two take
+// turns, and each has its own writer, so that a writer has the time of two visits.
 #ifndef ROTA_HOPPER_BACKWARD_SHARED_CUH
 #define ROTA_HOPPER_BACKWARD_SHARED_CUH
 

@@ -110,8 +110,8 @@ ROTA_DEVICE void load_shared_floats(float (&x)[4], unsigned shared) {
 // Four neighbours of an array from x[at] on; `at` is known to the compiler.
 template <int kCount>
 ROTA_DEVICE void store_shared_floats(unsigned shared, const float (&x)[kCount], int at) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(x[at]),
-               "f"(x[at + 1]), "f"(x[at + 2]), "f"(x[at + 3])
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(x[at]), "f"(x[at + 1]),
+               "f"(x[at + 2]), "f"(x[at + 3])
                : "memory");
 }
 ROTA_DEVICE void or_shared_word(unsigned shared, unsigned bits) {

@@ -43,13 +43,6 @@ ROTA_DEVICE void copy_boxes(unsigned shared, const RotaTensorMap *map, int row, 
              slot, barrier);
 }
 
-// Brings a box into the L2 cache only.
-ROTA_DEVICE void prefetch_box(const RotaTensorMap *map, int column, int row, int head, int slot) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
-               "r"(column), "r"(row), "r"(head), "r"(slot)
-               : "memory");
-}
-
 // Contiguous bytes, a multiple of 16, both addresses multiples of 16; they arrive at the barrier.
 ROTA_DEVICE void copy_bytes(unsigned shared, const void *global, int bytes, unsigned barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "

@@ -112,19 +112,6 @@ ROTA_DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// 2^x on the ordinary units, where the special one is what is waited for: relative error 3 x 10^-6;
-// below -126 as at -126. NaN stays.
-ROTA_DEVICE float exp2_polynomial(float x) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-126.0f));
-  const float round = 12582912.0f; // 1.5 x 2^23: the sum's low bits are the nearest integer
-  const float shifted = y + round, rest = y - (shifted - round);
-  float p = __fmaf_rn(rest, 9.5701013e-3f, 5.5917859e-2f);
-  p = __fmaf_rn(rest, p, 2.4024744e-1f);
-  p = __fmaf_rn(rest, p, 6.9312179e-1f);
-  p = __fmaf_rn(rest, p, 9.9999928e-1f);
-  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-}
 ROTA_DEVICE float log2_fast(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
