@@ -6,9 +6,9 @@
  * fields, then the tensors of the mask. Everything on the way is freed before plan_build returns.
  */
 #include "generator/plan_problem.h"
-#include "generator/plan_works.h"
 #include "generator/plan_tables.h"
 #include "generator/plan_values.h"
+#include "generator/plan_works.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -28,9 +28,9 @@ typedef struct Plan {
   /* The image: sections at 16-byte aligned offsets, uploaded as it is. Pointers into it are for the
    * host. */
   unsigned char *image;
-  size_t image_bytes;                             /* at least 16 */
-  RotaSection sequences, rows, runs, row_items;   /* offset and count of each */
-  RotaSection chains, visits, chain_items; /* count 0 in a forward plan */
+  size_t image_bytes;                           /* at least 16 */
+  RotaSection sequences, rows, runs, row_items; /* offset and count of each */
+  RotaSection chains, visits, chain_items;      /* count 0 in a forward plan */
   RotaSection queue; /* of workers: forward, of row items; backward, of chain items */
   RotaSection
       tensors[TENSORS_MAX]; /* elements of plan-owned tensors; count 0: passed at each run */

@@ -134,7 +134,7 @@ struct Schedule {
   int32_t together; /* LONGEST: so many (sequence, kv head) pairs at a time; 0: all */
   bool persistent;  /* TICKETS, LONGEST: workers have queues, dealt by the cost model, rather than
                      * one item each */
-  int32_t workers; /* blocks that are resident together, also the size of the gang; at least 1 */
+  int32_t workers;  /* blocks that are resident together, also the size of the gang; at least 1 */
   Costs costs;
   void *owner;
   const SpecScript *script; /* of the spec, that defines the schedule; NULL: a shipped one */

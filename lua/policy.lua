@@ -116,11 +116,11 @@ end
 
 -- The schedule for "auto" is a shipped one; a user's own is found by running his script again:
 -- fresh for each call, so that nothing it remembers can make one plan differ from another.
--- request = {schedule = name with options, algorithm, script = {text, name} or nil}. Returns entry,
--- options, name; or nil and the reason.
+-- request = {schedule = name with options, algorithm, script = {text, name} or nil; where the name
+-- may be "auto" also architecture, mask}. Returns entry, options, name; or nil and the reason.
 local function find(request)
   local name = request.schedule
-  if name == "auto" then name = schedules.auto(request.algorithm) end
+  if name == "auto" then name = schedules.auto(request) end
   local base, options = schedule_name.split(name)
   if not base then return nil, options end
   local entry = schedules.rules[base]

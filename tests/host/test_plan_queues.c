@@ -1,9 +1,10 @@
-/* Row items of a forward plan dealt to persistent workers: nothing lost, nobody idle for long, the
- * same bits as without. */
+/* Row items of a forward plan and chains of a backward plan dealt to persistent workers: nothing
+ * lost, nobody idle for long, the same bits as without. */
 #include "tests/support/plan_case.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -110,11 +111,93 @@ static void test_damaged_queues_are_found(void **state) {
   plan_case_free(&at);
 }
 
+/* ---- Chains ---- */
+
+static Plan *chains_plan(Assignment assignment, bool persistent, int together) {
+  PlanCase at;
+  plan_case_create(&at, "ordered", "k <= q", NULL, 6, 3);
+  at.request.lengths = (rota_lengths){.batch = 2, .n_q = 2048, .n_k = 2048};
+  at.schedule = rule_schedule(UPWARDS, DOWNWARDS); /* the longest chain starts first */
+  at.schedule.assignment = assignment;
+  at.schedule.persistent = persistent;
+  at.schedule.together = together;
+  at.schedule.workers = 7;
+  Plan *plan = plan_case_good(&at);
+  plan_case_free(&at);
+  return plan;
+}
+
+static int64_t chain_visits(const Plan *plan, RotaItem item) {
+  const RotaChain *chain = (const RotaChain *)plan_section(plan, plan->chains) + item.index;
+  return chain->visit_end - chain->visit_begin;
+}
+
+static void check_dealt(const Plan *plan) {
+  const RotaItem *items = plan_section(plan, plan->chain_items);
+  const int *queue = plan_section(plan, plan->queue);
+  int64_t most = 0, all = 0, longest = 0;
+  assert_int_equal(plan->workers, 7);
+  assert_int_equal(queue[7], plan->chain_items.count);
+  for (int w = 0; w < 7; w++) {
+    int64_t load = 0;
+    for (int i = queue[w]; i < queue[w + 1]; i++) {
+      int64_t visits = chain_visits(plan, items[i]);
+      longest = visits > longest ? visits : longest;
+      load += visits;
+    }
+    most = load > most ? load : most;
+    all += load;
+  }
+  assert_true(most <= all / 7 + longest);
+}
+
+static void test_chains_are_dealt(void **state) {
+  (void)state;
+  static const Assignment assignments[] = {ASSIGN_TICKETS, ASSIGN_LONGEST};
+  for (int a = 0; a < 2; a++) {
+    Plan *each = chains_plan(assignments[a], false, 0);
+    assert_int_equal(each->workers, each->chain_items.count);
+    assert_false(each->co_resident);
+    for (int together = 0; together < 3; together++) {
+      Plan *plan = chains_plan(assignments[a], true, together);
+      check_dealt(plan);
+      /* Who runs a chain decides no bits. */
+      assert_string_equal(plan->pattern_digest.hex, each->pattern_digest.hex);
+      plan_destroy(plan);
+    }
+    plan_destroy(each);
+  }
+}
+
+/* `longest` with one pair at a time: its chains come longest first, then those of the next pair. */
+static void test_longest_of_so_many_pairs(void **state) {
+  (void)state;
+  Plan *all = chains_plan(ASSIGN_LONGEST, false, 0), *one = chains_plan(ASSIGN_LONGEST, false, 1);
+  const RotaItem *items = plan_section(all, all->chain_items);
+  for (int64_t i = 1; i < all->chain_items.count; i++)
+    assert_true(chain_visits(all, items[i - 1]) >= chain_visits(all, items[i]));
+  items = plan_section(one, one->chain_items);
+  const RotaChain *chains = plan_section(one, one->chains);
+  int64_t pairs = 1;
+  for (int64_t i = 1; i < one->chain_items.count; i++) {
+    bool same = items[i].head == items[i - 1].head &&
+                chains[items[i].index].sequence == chains[items[i - 1].index].sequence;
+    pairs += !same;
+    if (same)
+      assert_true(chain_visits(one, items[i - 1]) >= chain_visits(one, items[i]));
+  }
+  assert_int_equal(pairs, 6);
+  plan_destroy(all);
+  plan_destroy(one);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_queues_cover_the_items_and_balance),
       cmocka_unit_test(test_no_more_queues_than_items),
       cmocka_unit_test(test_damaged_queues_are_found),
+      cmocka_unit_test(test_chains_are_dealt),
+      cmocka_unit_test(test_longest_of_so_many_pairs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -153,6 +153,35 @@ static void test_hopper_reasons(void **state) {
   }
 }
 
+/* "auto" by mask and architecture. */
+static void check_auto_by_mask(void) {
+  static const struct {
+    const char *mask, *portable, *hopper;
+  } cases[] = {
+      {"full", "shortest_first", "shortest_first"},
+      {"causal", "longest_first", "symmetric_shift"},
+      {"causal{align = 'top_left'}", "longest_first", "symmetric_shift"},
+      {"causal | prefix(100)", "longest_first", "symmetric_shift"},
+      {"causal & window(100, 0)", "longest_first", "shortest_first"},
+      {"prefix(100)", "longest_first", "shortest_first"},
+      {"causal & document", "longest_first", "shortest_first"},
+  };
+  Target target = {.multiprocessors = 132};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char chunk[160];
+    snprintf(chunk, sizeof chunk, "return rota.attention{head_dim = 64, mask = %s}", cases[i].mask);
+    Spec spec = spec_of(chunk);
+    Tiling tiling = {.algorithm = "ordered", .tile_q = 64, .tile_kv = 64};
+    for (int hopper = 0; hopper < 2; hopper++) {
+      Schedule rule;
+      snprintf(tiling.architecture, sizeof tiling.architecture, hopper ? "hopper" : "portable");
+      check_ok(script_schedule(test_script, &spec, &tiling, &target, &rule));
+      assert_string_equal(rule.name, hopper ? cases[i].hopper : cases[i].portable);
+    }
+    spec_free(&spec);
+  }
+}
+
 static void test_schedules(void **state) {
   (void)state;
   const char *const *names = script_names(test_script, "schedules");
@@ -177,6 +206,7 @@ static void test_schedules(void **state) {
   assert_string_equal(rule.name, "shortest_first");
   assert_true(rule.portable);
   assert_int_equal(rule.assignment, ASSIGN_TICKETS);
+  check_auto_by_mask();
   assert_int_equal(rule.workers, 132);
   check_ok(script_schedule(test_script, &spec, &two_pass, &target, &rule));
   assert_string_equal(rule.name, "ascending");

@@ -53,7 +53,8 @@ static const char architecture[] =
 static const char device_code[] = "// Nothing: the stand-in for NVRTC does not look.\n";
 
 static const char script[] = "return rota.attention{head_dim = 64, head_dim_v = 96, heads = 4, "
-                             "kv_heads = 2, mask = causal, backward = 'ordered'}";
+                             "kv_heads = 2, mask = causal, backward = 'ordered', "
+                             "schedule = 'shortest_first'}";
 static FakeDriver *fake;
 static const char *fake_nvrtc; /* path, from the first run */
 static Problem problem = {.dtype = ROTA_BF16,
