@@ -1,6 +1,6 @@
 """Bytes that a backward pass moves, counted by ncu, beside what `rota plan --explain` models.
 
-    python3 bench/traffic.py [--rota build/rota] [--library LIBRARY] [--output bench/results/traffic.csv]
+    python3 bench/traffic.py [--rota build/rota] [--library LIBRARY] [--output FILE.csv]
 
 For each case the kernels of one backward pass are profiled (Nsight Compute must be installed and
 allowed to read counters): sectors of 32 bytes that multiprocessors exchange with the L2, and bytes
@@ -111,7 +111,8 @@ def main():
     if options.child:
         return run_case(options.child, options.library)
     lines = [f"# {datetime.date.today()}; bf16, hidden {HIDDEN}; bytes of one whole backward pass"]
-    lines += ["case,algorithm,l2_modelled,l2_counted,l2_ratio,dram_modelled,dram_counted,dram_ratio"]
+    kinds = [f"{kind}_{what}" for kind in ("l2", "dram") for what in ("modelled", "counted", "ratio")]
+    lines += [",".join(["case", "algorithm", *kinds])]
     for case in options.cases.split(","):
         algorithm, model = modelled(case, options)
         count, kernels = counted(case, options)
