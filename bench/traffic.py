@@ -111,8 +111,9 @@ def main():
     if options.child:
         return run_case(options.child, options.library)
     lines = [f"# {datetime.date.today()}; bf16, hidden {HIDDEN}; bytes of one whole backward pass"]
-    kinds = [f"{kind}_{what}" for kind in ("l2", "dram") for what in ("modelled", "counted", "ratio")]
-    lines += [",".join(["case", "algorithm", *kinds])]
+    columns = ["case", "algorithm"]
+    columns += [f"{kind}_{x}" for kind in ("l2", "dram") for x in ("modelled", "counted", "ratio")]
+    lines.append(",".join(columns))
     for case in options.cases.split(","):
         algorithm, model = modelled(case, options)
         count, kernels = counted(case, options)
