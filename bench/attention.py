@@ -258,6 +258,7 @@ def plot(table, path):
         axis.set_xscale("log", base=2)
         axis.set_ylim(bottom=0)
         axis.set_ylabel("TFLOP/s", fontsize=8)
+        axis.set_xlabel("sequence length", fontsize=8)
         axis.tick_params(labelsize=7)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)

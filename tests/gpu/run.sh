@@ -1,6 +1,7 @@
 #!/bin/sh
 # Everything that needs a GPU, in about five minutes on 16 cores: correctness side by side (compiling takes most of the time), then
 # timings alone. Needs torch and, for the sanitizer part, compute-sanitizer. Logs go to OUTPUT, a short table to standard output.
+# ROTA_CACHE_DIR may hold cubins compiled elsewhere (test_numbers --compile sm_90, rota compile -a sm_90): that saves most of the time.
 # Usage: run.sh BUILD OUTPUT [bench]      BUILD holds librota.so and tests/ (or the test programs beside it)
 set -u
 build=$1
@@ -23,6 +24,8 @@ sanitize() { timeout 150 compute-sanitizer --tool "$1" --error-exitcode 9 python
 
 start launch 120 "$programs/test_launch"
 start copy_engine 120 "$programs/test_copy_engine"
+start workers 200 env OMP_NUM_THREADS=4 "$programs/test_workers"
+start head_dims 300 env OMP_NUM_THREADS=4 "$programs/test_head_dims"
 start cases 400 env OMP_NUM_THREADS=4 "$programs/test_cases_gpu"
 start numbers 400 env OMP_NUM_THREADS=8 "$programs/test_numbers"
 start compare 400 python3 "$here/tests/gpu/compare_torch.py" --quick
@@ -40,5 +43,8 @@ for status in "$out"/*.status; do
   echo "$name: exit status $code: $(grep -v '^$' "$out/$name.log" | tail -n 1)"
 done
 grep -h -E 'FAIL|ERROR|TOO LARGE' "$out"/*.log | head -n 20
-[ "${3:-}" = bench ] && python3 "$here/bench/portable.py" --output "$out/portable.csv"
+if [ "${3:-}" = bench ]; then
+  python3 "$here/bench/attention.py" --output "$out/attention"
+  python3 "$here/bench/backward.py" --output "$out/backward.csv"
+fi
 exit $failed
