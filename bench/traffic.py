@@ -119,7 +119,8 @@ def main():
         count, kernels = counted(case, options)
         cells = [case, algorithm]
         for kind in ("l2", "dram"):
-            cells += [f"{model[kind]:.4g}", f"{count[kind]:.4g}", f"{model[kind] / count[kind]:.3f}"]
+            ratio = model[kind] / count[kind]
+            cells += [f"{model[kind]:.4g}", f"{count[kind]:.4g}", f"{ratio:.3f}"]
         lines.append(",".join(cells))
         print(f"{lines[-1]}   {' '.join(kernels)}", flush=True)
     os.makedirs(os.path.dirname(options.output) or ".", exist_ok=True)

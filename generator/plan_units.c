@@ -139,7 +139,7 @@ static rota_status weigh_gradients(Maker *maker, const RotaUnit *unit, Array *li
     bool partial = false;
     int32_t weight =
         tiles_within(maker, row_of(maker, unit, row), unit->kv_begin, kv_end, &partial);
-    ROTA_TRY(add_weighed(list, row, maker->backward ? ROTA_WORK_DQ : ROTA_WORK_O, blocks, weight));
+    ROTA_TRY(add_weighed(list, row, ROTA_WORK_DQ, blocks, weight));
   }
   return ROTA_OK;
 }

@@ -59,8 +59,7 @@ typedef struct RotaWork {
 #define ROTA_WORK_SCORES 0u
 #define ROTA_WORK_DV     1u
 #define ROTA_WORK_DK     2u
-#define ROTA_WORK_DQ     3u
-#define ROTA_WORK_O      3u // forward
+#define ROTA_WORK_DQ     3u // in the forward pass: O
 
 typedef struct RotaMaterialised {
   const RotaUnit *units;
