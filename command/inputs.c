@@ -89,7 +89,8 @@ rota_plan_request inputs_plan_request(const Options *options, const Inputs *inpu
                              .tensors = inputs->named,
                              .tensor_count = inputs->named_count,
                              .values = options->values,
-                             .value_count = options->value_count};
+                             .value_count = options->value_count,
+                             .workspace_limit = options->workspace_limit};
 }
 
 /* xorshift64*: uniform in (0, 1]. */

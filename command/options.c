@@ -24,6 +24,9 @@ static const struct {
      {"input", 'i', "FILE", 0, "Tensors from a .safetensors file: q, k, v, and the mask's by name",
       3}},
     {OPTIONS_SHAPE, {"set", 's', "NAME=VALUE", 0, "Value of a parameter of the mask or score", 3}},
+    {OPTIONS_SHAPE,
+     {"workspace", 'W', "MB", 0,
+      "Most memory that kernels which pass matrices through it may take (default 512)", 3}},
     {OPTIONS_DEVICE, {"device", 'D', "DEVICE", 0, "auto, cuda, cuda:1, ... or cpu", 4}},
     {OPTIONS_RUN, {"backward", 'B', 0, 0, "Run the backward pass as well", 4}},
     {OPTIONS_RUN, {"check", 'c', 0, 0, "Compare with a dense fp64 computation", 4}},
@@ -167,6 +170,9 @@ static bool parse_subject(int key, char *text, struct argp_state *state, Options
     return true;
   case 's':
     parse_value(state, text, options);
+    return true;
+  case 'W':
+    options->workspace_limit = (size_t)parse_count(state, "workspace", text, 1, NULL) << 20;
     return true;
   default:
     return false;

@@ -20,6 +20,7 @@ typedef struct Options {
   const char *input;
   rota_named_value values[VALUES_MAX];
   int value_count;
+  size_t workspace_limit; /* bytes; 0: the library's default */
   /* schedule group */
   int32_t tiles_q, tiles_kv; /* 0: by --seqlen */
   int32_t workers;           /* 0: the device's */
@@ -44,7 +45,7 @@ typedef struct Options {
 enum {
   OPTIONS_MODEL = 1,  /* MODEL.lua or -e */
   OPTIONS_TARGET = 2, /* --direction --arch --layout */
-  OPTIONS_SHAPE = 4,  /* --seqlen --batch --input --set */
+  OPTIONS_SHAPE = 4,  /* --seqlen --batch --input --set --workspace */
   OPTIONS_RUN = 8,    /* --backward --check --repeat --seed */
   OPTIONS_SVG = 16,
   OPTIONS_OUTPUT = 32,

@@ -25,6 +25,11 @@ check "... with a caret" err_has "\^"
 check "bad lengths are a usage error" status 64 "$rota" plan -e "$model" --seqlen 12y
 check "an unknown architecture fails" status 1 "$rota" emit -e "$model" --arch sm_12345
 check "an unknown parameter fails" status 1 "$rota" plan -e "$model" --set nothing=3
+wide='return rota.attention{head_dim = 512, heads = 4, mask = causal}'
+check "a workspace limit is kept" status 0 "$rota" plan -e "$wide" --arch sm_90 --seqlen 16384 --workspace 64 --json
+check "... to the byte, nearly" python3 -c "import json, sys; assert all(p['workspace_bytes'] < 65 << 20 for p in json.load(open(sys.argv[1])))" "$scratch/out"
+check "one too small is refused" status 1 "$rota" plan -e "$wide" --arch sm_90 --seqlen 16384 --workspace 8
+check "... with what is needed" err_has "raise the limit"
 
 # Source: same bytes in several processes, under other locales and another directory.
 "$rota" emit -e "$model" >"$scratch/first.cu"
