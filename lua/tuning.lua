@@ -5,7 +5,7 @@ local names = import "lua/names.lua"
 local tuning = {}
 
 -- Values of options that are worth a try beside their defaults.
-local variants = { stagger = { 1, 3 } }
+local variants = { stagger = { 1, 3 }, together = { 4, 8 } }
 
 -- request = {spec}: a list of {backward, schedule}. A candidate that the spec's head dim, dtype or
 -- device does not allow is found out when it is prepared. Batch-variant schedules would break what
@@ -29,7 +29,9 @@ function tuning.candidates(request)
   local own = string.match(spec.schedule, "^[^:]+")
   if spec.schedule ~= "auto" and not schedules.rules[own] then add("ordered", spec.schedule) end
   add("two_pass", "ascending")
-  add("materialised", "ascending")
+  -- It moves P and dS through memory, of which the DAG model knows nothing: not where `ordered`
+  -- keeps everything on the chip.
+  if math.max(spec.head_dim, spec.head_dim_v) > 128 then add("materialised", "ascending") end
   if not spec.deterministic then add("atomic", "ascending") end
   return list
 end
