@@ -12,6 +12,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "generator/heap.h"
+
 /* A slot's time while its reduction is unknown; below it: worker -(time + 2) waits for it. */
 enum { UNKNOWN = -1 };
 
@@ -189,41 +191,22 @@ static void take_queue(Machine *machine, int32_t worker, int32_t queue) {
   push_ready(machine, worker);
 }
 
-/* Restores the heap of lanes by their ends after its first one has moved on. */
-static void sink(const Machine *machine, int32_t *heap, int32_t count) {
-  int32_t at = 0;
-  for (;;) {
-    int32_t least = at;
-    for (int32_t child = 2 * at + 1; child <= 2 * at + 2 && child < count; child++) {
-      int64_t end = lane_end(&machine->lanes[heap[child]]);
-      int64_t best = lane_end(&machine->lanes[heap[least]]);
-      if (end < best || (end == best && heap[child] < heap[least]))
-        least = child;
-    }
-    if (least == at)
-      return;
-    int32_t swap = heap[at];
-    heap[at] = heap[least];
-    heap[least] = swap;
-    at = least;
-  }
-}
-
 /* More queues than workers: each queue waits for earlier ones only, so once a queue is taken all of
  * its times follow, and the lane that ends first takes the next. */
 static rota_status run_in_turn(Machine *machine) {
   const DagProblem *problem = machine->problem;
-  int32_t *heap = memory_allocate((size_t)problem->workers, sizeof(int32_t));
+  HeapEntry *heap = memory_allocate((size_t)problem->workers, sizeof(HeapEntry));
   if (!heap)
     return ROTA_OUT_OF_MEMORY;
   for (int32_t w = 0; w < problem->workers; w++)
-    heap[w] = w;
+    heap[w] = (HeapEntry){lane_end(&machine->lanes[w]), w};
   for (int32_t queue = 0; queue < problem->queues; queue++) {
-    take_queue(machine, heap[0], queue);
+    take_queue(machine, heap[0].index, queue);
     drain(machine);
     if (machine->finished < problem->queue_begin[queue + 1])
       break; /* a later queue would have to finish first */
-    sink(machine, heap, problem->workers);
+    heap[0].time = lane_end(&machine->lanes[heap[0].index]);
+    heap_sink(heap, problem->workers, 0);
   }
   free(heap);
   return ROTA_OK;

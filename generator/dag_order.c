@@ -3,43 +3,30 @@
 
 #include <stdlib.h>
 
+#include "generator/heap.h"
+
 /* A visit and the tick at which its partial is ready. */
 typedef struct Timed {
   int64_t time;
   int64_t visit;
 } Timed;
 
-/* The gang's workers as a heap by the tick at which they are free; all start at 0. */
-static void sink(int64_t *heap, int32_t count) {
-  for (int32_t at = 0;;) {
-    int32_t least = at;
-    for (int32_t child = 2 * at + 1; child <= 2 * at + 2 && child < count; child++)
-      if (heap[child] < heap[least])
-        least = child;
-    if (least == at)
-      return;
-    int64_t swap = heap[at];
-    heap[at] = heap[least];
-    heap[least] = swap;
-    at = least;
-  }
-}
-
-/* Writes the visits in start order with their times; the latest time. */
+/* Writes the visits in start order with their times; the latest time. `heap`: the gang's workers by
+ * the tick at which they are free; all start at 0. */
 static int64_t run_gang(const DagOrderRequest *request, const Costs *costs, const DagVisit *visits,
-                        int64_t *heap, int32_t gang, Timed *timed) {
+                        HeapEntry *heap, int32_t gang, Timed *timed) {
   int64_t count = 0, latest = 0;
   for (int32_t i = 0; i < request->chains; i++) {
     int32_t chain = request->start_order[i];
-    int64_t now = heap[0] + costs->start;
+    int64_t now = heap[0].time + costs->start;
     for (int64_t v = request->chain_begin[chain]; v < request->chain_begin[chain + 1]; v++) {
       now += visits[v].partial ? costs->partial : costs->visit;
       timed[count++] = (Timed){now, v};
       now += costs->staging ? 0 : costs->reduce;
     }
     if (request->chain_begin[chain] < request->chain_begin[chain + 1])
-      heap[0] = now;
-    sink(heap, gang);
+      heap[0].time = now;
+    heap_sink(heap, gang, 0);
     latest = now > latest ? now : latest;
   }
   return latest;
@@ -73,7 +60,7 @@ rota_status dag_order_by_time(const DagOrderRequest *request, const Costs *costs
                        request->gang);
   size_t count = (size_t)request->chain_begin[request->chains];
   int32_t gang = request->gang < request->chains ? request->gang : request->chains;
-  int64_t *heap = memory_allocate((size_t)gang + 1, sizeof(int64_t));
+  HeapEntry *heap = memory_allocate((size_t)gang + 1, sizeof(HeapEntry));
   int32_t *added = memory_allocate((size_t)request->tiles + 1, sizeof(int32_t));
   Timed *timed = memory_allocate(count + 1, sizeof(Timed));
   Timed *spare = memory_allocate(count + 1, sizeof(Timed));

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "generator/heap.h"
+
 int64_t assign_queues_max(const Schedule *schedule, int64_t item_count) {
   bool in_order = schedule->assignment == ASSIGN_TICKETS || schedule->assignment == ASSIGN_LONGEST;
   if (in_order && !schedule->persistent)
@@ -107,42 +109,19 @@ static rota_status gather(const AssignRequest *request, const int32_t *worker, R
   return ROTA_OK;
 }
 
-/* A lane or a worker with the ticks of its work. */
-typedef struct Load {
-  int64_t ticks;
-  int32_t index;
-} Load;
-
-static bool is_less(const Load *a, const Load *b) {
-  return a->ticks != b->ticks ? a->ticks < b->ticks : a->index < b->index;
-}
-
 static int compare_most(const void *a, const void *b) {
-  const Load *x = a, *y = b;
-  if (x->ticks != y->ticks)
-    return x->ticks > y->ticks ? -1 : 1;
+  const HeapEntry *x = a, *y = b;
+  if (x->time != y->time)
+    return x->time > y->time ? -1 : 1;
   return x->index < y->index ? -1 : x->index > y->index;
-}
-
-static void sink(Load *heap, int32_t count, int32_t at) {
-  for (int32_t least = at;; at = least) {
-    for (int32_t child = 2 * at + 1; child <= 2 * at + 2 && child < count; child++)
-      if (is_less(&heap[child], &heap[least]))
-        least = child;
-    if (least == at)
-      return;
-    Load swap = heap[at];
-    heap[at] = heap[least];
-    heap[least] = swap;
-  }
 }
 
 typedef struct Lanes {
   int32_t workers;
-  Load *heap;      /* [workers] by ticks: the least busy on top */
-  Load *lanes;     /* [workers] of the pair at hand */
-  int32_t *target; /* [workers] lane -> worker */
-  Load *taken;     /* [workers] */
+  HeapEntry *heap;  /* [workers] by ticks: the least busy on top */
+  HeapEntry *lanes; /* [workers] of the pair at hand */
+  int32_t *target;  /* [workers] lane -> worker */
+  HeapEntry *taken; /* [workers] */
 } Lanes;
 
 /* The pair's lanes, longest first, to the least busy workers, each to another: so the lanes of a
@@ -154,25 +133,25 @@ static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem
   int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
   int32_t lanes = pattern->lanes < state->workers ? pattern->lanes : state->workers;
   for (int32_t lane = 0; lane < lanes; lane++)
-    state->lanes[lane] = (Load){0, lane};
+    state->lanes[lane] = (HeapEntry){0, lane};
   for (int64_t i = begin; i < end; i++) {
     int32_t lane = lane_of(request, items[i]), visits = visits_of(request, items[i]);
     if (lane >= 0 && visits > 0)
-      state->lanes[lane].ticks += costs->start + visits * visit;
+      state->lanes[lane].time += costs->start + visits * visit;
   }
-  qsort(state->lanes, (size_t)lanes, sizeof(Load), compare_most);
+  qsort(state->lanes, (size_t)lanes, sizeof(HeapEntry), compare_most);
   int32_t left = state->workers;
   for (int32_t i = 0; i < lanes; i++) { /* off the heap, so that none is taken twice */
     state->taken[i] = state->heap[0];
     state->heap[0] = state->heap[--left];
-    sink(state->heap, left, 0);
-    state->taken[i].ticks += state->lanes[i].ticks;
+    heap_sink(state->heap, left, 0);
+    state->taken[i].time += state->lanes[i].time;
     state->target[state->lanes[i].index] = state->taken[i].index;
   }
   for (int32_t i = 0; i < lanes; i++)
     state->heap[left++] = state->taken[i];
   for (int32_t at = left / 2; at-- > 0;)
-    sink(state->heap, left, at);
+    heap_sink(state->heap, left, at);
   for (int64_t i = begin; i < end; i++) {
     int32_t lane = lane_of(request, items[i]);
     worker[i] = lane >= 0 ? state->target[lane] : state->heap[0].index;
@@ -183,8 +162,9 @@ static rota_status deal_lanes(const AssignRequest *request, const RotaItem *item
                               int32_t *worker) {
   int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
   size_t size = (size_t)workers + 1;
-  Lanes state = {workers, memory_allocate(size, sizeof(Load)), memory_allocate(size, sizeof(Load)),
-                 memory_allocate(size, sizeof(int32_t)), memory_allocate(size, sizeof(Load))};
+  Lanes state = {workers, memory_allocate(size, sizeof(HeapEntry)),
+                 memory_allocate(size, sizeof(HeapEntry)), memory_allocate(size, sizeof(int32_t)),
+                 memory_allocate(size, sizeof(HeapEntry))};
   rota_status status =
       state.heap && state.lanes && state.target && state.taken ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   for (int32_t w = 0; status == ROTA_OK && w < workers; w++)
@@ -209,15 +189,15 @@ static rota_status deal_items(const AssignRequest *request, const RotaItem *item
   const Costs *costs = &request->schedule->costs;
   int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
   int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
-  Load *heap = memory_allocate((size_t)workers + 1, sizeof(Load));
+  HeapEntry *heap = memory_allocate((size_t)workers + 1, sizeof(HeapEntry));
   if (!heap)
     return ROTA_OUT_OF_MEMORY;
   for (int32_t w = 0; w < workers; w++)
     heap[w].index = w;
   for (int64_t i = 0; i < request->item_count; i++) {
     worker[i] = heap[0].index;
-    heap[0].ticks += costs->start + visits_of(request, items[i]) * visit;
-    sink(heap, workers, 0);
+    heap[0].time += costs->start + visits_of(request, items[i]) * visit;
+    heap_sink(heap, workers, 0);
   }
   free(heap);
   return ROTA_OK;

@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "generator/heap.h"
+
 /* Bytes of a wave's common reads: with what streams past, within the L2 of every target (40 MB and
  * more). */
 #define WAVE_BYTES ((int64_t)16 << 20)
@@ -143,47 +145,22 @@ rota_status items_order(const ItemsRequest *request, RotaItem *items) {
 
 /* ---- Dealing ---- */
 
-/* When a worker will be free, in half tiles. */
-typedef struct Free {
-  int64_t time;
-  int32_t worker;
-} Free;
-
-static bool is_earlier(const Free *a, const Free *b) {
-  return a->time != b->time ? a->time < b->time : a->worker < b->worker;
-}
-
-/* The top of a heap has become later. */
-static void sink_top(Free *heap, int32_t count) {
-  for (int32_t at = 0, first;; at = first) {
-    first = at;
-    for (int32_t child = 2 * at + 1; child <= 2 * at + 2 && child < count; child++)
-      if (is_earlier(&heap[child], &heap[first]))
-        first = child;
-    if (first == at)
-      return;
-    Free swap = heap[at];
-    heap[at] = heap[first];
-    heap[first] = swap;
-  }
-}
-
 rota_status items_deal(const int32_t *work, RotaItem *items, int64_t count, int32_t workers,
                        int *queue) {
-  Free *heap = memory_allocate((size_t)workers + 1, sizeof(Free));
+  HeapEntry *heap = memory_allocate((size_t)workers + 1, sizeof(HeapEntry)); /* half tiles */
   int32_t *worker = memory_allocate((size_t)count + 1, sizeof(int32_t));
   RotaItem *copy = memory_allocate((size_t)count + 1, sizeof(RotaItem));
   rota_status status = heap && worker && copy ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   for (int32_t w = 0; status == ROTA_OK && w < workers; w++)
-    heap[w].worker = w;
+    heap[w].index = w;
   for (int32_t w = 0; w <= workers; w++)
     queue[w] = 0;
   for (int64_t i = 0; status == ROTA_OK && i < count; i++) {
     copy[i] = items[i];
-    worker[i] = heap[0].worker;
+    worker[i] = heap[0].index;
     queue[worker[i] + 1]++;
     heap[0].time += 2 * (int64_t)work[items[i].index] + 1;
-    sink_top(heap, workers);
+    heap_sink(heap, workers, 0);
   }
   for (int32_t w = 0; w < workers; w++)
     queue[w + 1] += queue[w];

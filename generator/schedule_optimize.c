@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "generator/heap.h"
+
 /* Tiles looked at for one visit: SCAN_MAX, and fewer where there are many visits. */
 enum { SCAN_MIN = 6, SCAN_MAX = 24, SCAN_TOTAL = 4000000 };
 
@@ -28,12 +30,6 @@ typedef struct LaneState {
   int32_t previous;    /* query tile, where the search starts */
 } LaneState;
 
-/* When a lane is free; a heap by (time, lane). */
-typedef struct LaneFree {
-  int64_t free;
-  int32_t lane;
-} LaneFree;
-
 /* Of a query tile of a head. */
 typedef struct TileState {
   int64_t ready;             /* when the next partial may be added */
@@ -46,7 +42,7 @@ typedef struct Optimizer {
   int32_t *order;    /* [chains] the list */
   int32_t *lane;     /* [chains] */
   LaneState *states; /* [gang] */
-  LaneFree *heap;    /* [gang] */
+  HeapEntry *heap;   /* [gang] when a lane is free */
   uint32_t *tiles;   /* as columns->tiles; a chain's visited ones are moved behind the others */
   TileState *state;  /* [group * q_tiles] */
   Placed *placed;    /* [visits] in the order in which they were scheduled */
@@ -55,23 +51,6 @@ typedef struct Optimizer {
 typedef struct Result {
   int64_t makespan, waiting;
 } Result;
-
-static bool is_sooner(LaneFree a, LaneFree b) {
-  return a.free != b.free ? a.free < b.free : a.lane < b.lane;
-}
-
-static void sink(LaneFree *heap, int32_t count) {
-  LaneFree moved = heap[0];
-  int32_t at = 0;
-  for (int32_t child; (child = 2 * at + 1) < count; at = child) {
-    if (child + 1 < count && is_sooner(heap[child + 1], heap[child]))
-      child++;
-    if (!is_sooner(heap[child], moved))
-      break;
-    heap[at] = heap[child];
-  }
-  heap[at] = moved;
-}
 
 /* How good a tile is for a visit that computes until `computed`; smaller is better, in order. */
 typedef struct Choice {
@@ -99,7 +78,7 @@ static int64_t ready_for(const Optimizer *optimizer, int64_t at, int32_t lane) {
   return ready + (other ? optimizer->view->costs->handoff : 0);
 }
 
-static Choice choose(const Optimizer *optimizer, const LaneState *state, LaneFree lane) {
+static Choice choose(const Optimizer *optimizer, const LaneState *state, HeapEntry lane) {
   const PatternView *view = optimizer->view;
   Choice best = {.place = -1};
   int64_t count = state->left < optimizer->scan ? state->left : optimizer->scan;
@@ -108,7 +87,7 @@ static Choice choose(const Optimizer *optimizer, const LaneState *state, LaneFre
     int32_t q_tile = (int32_t)(tile & ~COLUMN_PARTIAL);
     int64_t at = (int64_t)state->head * view->q_tiles + q_tile;
     int64_t wait =
-        ready_for(optimizer, at, lane.lane) - lane.free - compute_ticks(view->costs, tile);
+        ready_for(optimizer, at, lane.index) - lane.time - compute_ticks(view->costs, tile);
     int32_t distance = q_tile - state->previous;
     Choice choice = {wait > 0 ? wait : 0, optimizer->state[at].wanted,
                      distance > 0 ? distance : distance + view->q_tiles, state->begin + i};
@@ -130,7 +109,7 @@ static int64_t chain_tiles(const PatternView *view, int32_t chain) {
 
 /* The next head of the lane's chain that has tiles, or the next chain of the list; false if there
  * is none. A new chain costs its start. */
-static bool next_tiles(Optimizer *optimizer, LaneState *state, LaneFree *lane, int32_t *started) {
+static bool next_tiles(Optimizer *optimizer, LaneState *state, HeapEntry *lane, int32_t *started) {
   const PatternView *view = optimizer->view;
   for (;;) {
     if (state->chain < 0 || ++state->head >= view->group) {
@@ -138,8 +117,8 @@ static bool next_tiles(Optimizer *optimizer, LaneState *state, LaneFree *lane, i
         return false;
       state->chain = optimizer->order[(*started)++];
       state->head = 0;
-      optimizer->lane[state->chain] = lane->lane;
-      lane->free += chain_tiles(view, state->chain) > 0 ? view->costs->start : 0;
+      optimizer->lane[state->chain] = lane->index;
+      lane->time += chain_tiles(view, state->chain) > 0 ? view->costs->start : 0;
     }
     int64_t column = (int64_t)state->head * view->chains + state->chain;
     state->begin = view->columns->begin[column];
@@ -151,7 +130,7 @@ static bool next_tiles(Optimizer *optimizer, LaneState *state, LaneFree *lane, i
 }
 
 /* Places one visit of the lane that is free first. */
-static void place_visit(Optimizer *optimizer, LaneState *state, LaneFree *lane, Placed *placed,
+static void place_visit(Optimizer *optimizer, LaneState *state, HeapEntry *lane, Placed *placed,
                         Result *result) {
   const PatternView *view = optimizer->view;
   const Costs *costs = view->costs;
@@ -159,16 +138,16 @@ static void place_visit(Optimizer *optimizer, LaneState *state, LaneFree *lane, 
   uint32_t tile = optimizer->tiles[choice.place];
   int32_t q_tile = (int32_t)(tile & ~COLUMN_PARTIAL);
   int64_t at = (int64_t)state->head * view->q_tiles + q_tile;
-  int64_t computed = lane->free + compute_ticks(costs, tile), begin = computed + choice.wait;
+  int64_t computed = lane->time + compute_ticks(costs, tile), begin = computed + choice.wait;
   optimizer->state[at].ready = begin + costs->reduce;
-  optimizer->state[at].last_lane = lane->lane;
+  optimizer->state[at].last_lane = lane->index;
   optimizer->state[at].wanted--;
   *placed = (Placed){state->chain, (int32_t)at};
   result->waiting += choice.wait;
   if (result->makespan < begin + costs->reduce)
     result->makespan = begin + costs->reduce;
   int64_t slack = costs->staging * costs->visit; /* finished partials may wait that long */
-  lane->free = costs->staging == 0        ? begin + costs->reduce
+  lane->time = costs->staging == 0        ? begin + costs->reduce
                : begin - slack > computed ? begin - slack
                                           : computed;
   state->previous = q_tile;
@@ -197,7 +176,7 @@ static void reset(Optimizer *optimizer) {
   }
   for (int32_t i = 0; i < optimizer->gang; i++) {
     optimizer->states[i] = (LaneState){.chain = -1};
-    optimizer->heap[i] = (LaneFree){0, i};
+    optimizer->heap[i] = (HeapEntry){0, i};
   }
 }
 
@@ -207,14 +186,14 @@ static Result schedule_list(Optimizer *optimizer) {
   int32_t lanes = optimizer->gang, started = 0;
   int64_t count = 0;
   while (lanes > 0) {
-    LaneFree *lane = &optimizer->heap[0];
-    LaneState *state = &optimizer->states[lane->lane];
+    HeapEntry *lane = &optimizer->heap[0];
+    LaneState *state = &optimizer->states[lane->index];
     if (state->left > 0)
       place_visit(optimizer, state, lane, &optimizer->placed[count++], &result);
     else if (!next_tiles(optimizer, state, lane, &started))
       *lane = optimizer->heap[--lanes]; /* the lane has ended */
     if (lanes > 0)
-      sink(optimizer->heap, lanes);
+      heap_sink(optimizer->heap, lanes, 0);
   }
   return result;
 }
@@ -269,13 +248,13 @@ static int64_t longest_lane(Optimizer *optimizer, int32_t gang) {
   const Costs *costs = view->costs;
   int64_t latest = 0;
   for (int32_t i = 0; i < gang; i++)
-    optimizer->heap[i] = (LaneFree){0, i};
+    optimizer->heap[i] = (HeapEntry){0, i};
   for (int32_t i = 0; i < view->chains; i++) {
     int64_t tiles = chain_tiles(view, optimizer->order[i]);
-    LaneFree *lane = &optimizer->heap[0];
-    lane->free += tiles ? costs->start + tiles * (costs->visit + costs->reduce) : 0;
-    latest = lane->free > latest ? lane->free : latest;
-    sink(optimizer->heap, gang);
+    HeapEntry *lane = &optimizer->heap[0];
+    lane->time += tiles ? costs->start + tiles * (costs->visit + costs->reduce) : 0;
+    latest = lane->time > latest ? lane->time : latest;
+    heap_sink(optimizer->heap, gang, 0);
   }
   return latest;
 }
@@ -353,7 +332,7 @@ static bool allocate(const PatternView *view, Optimizer *optimizer) {
   optimizer->order = memory_allocate(chains, sizeof(int32_t));
   optimizer->lane = memory_allocate(chains, sizeof(int32_t));
   optimizer->states = memory_allocate(gang, sizeof(LaneState));
-  optimizer->heap = memory_allocate(gang, sizeof(LaneFree));
+  optimizer->heap = memory_allocate(gang, sizeof(HeapEntry));
   optimizer->tiles = memory_allocate(visits, sizeof(uint32_t));
   optimizer->state = memory_allocate(tiles, sizeof(TileState));
   optimizer->placed = memory_allocate(visits, sizeof(Placed));
