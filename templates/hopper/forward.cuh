@@ -202,15 +202,20 @@ struct ForwardConsumer {
     named_barrier_sync(8 + group, kWarpgroup);
   }
 
+  ROTA_DEVICE void prepare_q() const {
+    if (!kHasScore && arguments.scale < 0.0f)
+      negate_q();
+  }
+
   // ---- Items ----
 
-  // Takes the next item with tiles; those without are finished at once. False: no item is left.
+  // Takes the next item with tiles; those without are finished at once. No other may be unfinished
+  // then: after two of them its slot is written again. False: no item is left.
   ROTA_DEVICE bool next_item() {
     for (; items.valid();) {
       barrier_wait_phase(shared.q_full(ring_q.stage), ring_q.parity);
       if (!uniform(item_is_empty(shared.item(items.index)))) {
-        if (!kHasScore && arguments.scale < 0.0f)
-          negate_q();
+        prepare_q();
         return true;
       }
       float scale[2];
@@ -221,6 +226,13 @@ struct ForwardConsumer {
       release_item();
     }
     return false;
+  }
+  // Whether there is another item and it has tiles.
+  ROTA_DEVICE bool next_has_tiles() const {
+    if (!items.valid())
+      return false;
+    barrier_wait_phase(shared.q_full(ring_q.stage), ring_q.parity);
+    return !uniform(item_is_empty(shared.item(items.index)));
   }
   // Q is no longer needed.
   ROTA_DEVICE void release_item() {
@@ -362,13 +374,18 @@ struct ForwardConsumer {
         begin_item<false>(t, 0);
         end_item(t, compute_item());
       }
-    } else if (next_item()) {
-      begin_item<false>(t, 0);
-      for (;;) {
-        const int item = compute_item();
-        if (!next_item())
-          return end_item(t, item);
-        begin_item<true>(t, item);
+    } else {
+      while (next_item()) {
+        begin_item<false>(t, 0);
+        int item;
+        for (;;) {
+          item = compute_item();
+          if (!next_has_tiles())
+            break;
+          prepare_q();
+          begin_item<true>(t, item);
+        }
+        end_item(t, item);
       }
     }
   }

@@ -13,7 +13,9 @@ namespace rota {
 
 // Shared memory of a block, by byte offset from a multiple of 1024.
 struct ForwardShared {
-  static constexpr int kItemSlots = 4; // more than a finished item, the current and those announced
+  // The item whose O is still to be stored, the current one, and those announced, kQueryStages.
+  static constexpr int kItemSlots = 4;
+  static_assert(2 + kQueryStages <= kItemSlots, "no slot is written while it is read");
   static constexpr int kBoxesQ = round_up(kHeadDim, kBoxColumns) / kBoxColumns;
   static constexpr int kBoxesV = round_up(kHeadDimV, kBoxColumns) / kBoxColumns;
   static constexpr int kBytesQ = kTileQ * kBoxesQ * kBoxPitch; // of a stage

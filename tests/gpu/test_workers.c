@@ -1,6 +1,7 @@
-/* Workers that run several chains each, under every shipped schedule, against fp64 and bit by bit
- * against themselves: full and causal masks, windows, tiles that nobody attends (chains without
- * visits, query tiles without contributors), sequences of unequal lengths, grouped heads.
+/* Workers that run several chains each (and, forward, several query tiles), under every shipped
+ * schedule, against fp64 and bit by bit against themselves: full and causal masks, windows, tiles
+ * that nobody attends (chains without visits, query tiles without keys), sequences of unequal
+ * lengths, grouped heads.
  *
  * `test_workers --cpu` runs small shapes on the CPU device, so that the test can be tried out. */
 #include "tests/support/calls.h"
@@ -44,6 +45,8 @@ static const Case cases[] = {
       .n_q = 1000,
       .n_k = 1100,
       .mask = "where \"(k // 128) % 2 == 1 and (q // 128) % 2 == 1\""}},
+    {"few keys", /* most query tiles of a worker's queue have nothing to attend to */
+     {.head_dim = 128, .heads = 16, .batch = 2, .n_q = 4096, .n_k = 512, .mask = "causal"}},
     {"unequal lengths",
      {.head_dim = 128,
       .heads = 16,
