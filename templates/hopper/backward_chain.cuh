@@ -365,7 +365,8 @@ struct Consumer {
                                  unsigned (&ds)[kBlocksQ][4]) const {
     const Visit visit = read_visit(chain.kv_head);
     const int first_key = chain.kv_tile * kTileKv, left = rows_left(chain, visit);
-    const bool partial = uniform(visit.partial || any_bad_keys);
+    // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already: P becomes 0 there.
+    const bool partial = uniform(visit.partial || any_bad_keys || left < kTileQ);
     if (left < kTileQ) {
       wgmma_wait<0>();
       clear_queries(left);
