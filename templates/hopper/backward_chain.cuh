@@ -365,7 +365,7 @@ struct Consumer {
                                  unsigned (&ds)[kBlocksQ][4]) const {
     const Visit visit = read_visit(chain.kv_head);
     const int first_key = chain.kv_tile * kTileKv, left = rows_left(chain, visit);
-    // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already: P becomes 0 there.
+    // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already; P becomes 0.
     const bool partial = uniform(visit.partial || any_bad_keys || left < kTileQ);
     if (left < kTileQ) {
       wgmma_wait<0>();

@@ -90,6 +90,41 @@ static Digest cache_bits(const TrialShape *shape, double rest) {
   return bits;
 }
 
+/* Bits of the results with `rest` in the queries past use and in their gradients of O. No mask cuts
+ * those tiles: nothing but their number keeps the rows out. */
+static Digest unused_query_bits(const TrialShape *shape, double rest) {
+  Trial *trial = trial_create(shape);
+  for (int b = 0; b < shape->batch; b++)
+    for (int q = shape->used_q[b]; q < shape->n_q; q++)
+      for (int h = 0; h < shape->heads; h++)
+        for (int i = 0; i < shape->head_dim; i++) {
+          trial_set(trial, TRIAL_Q, b, q, h, i, rest);
+          trial_set(trial, TRIAL_D_O, b, q, h, i, rest);
+        }
+  assert_int_equal(trial_prepare(trial, case_device.context, case_device.gpu), ROTA_OK);
+  Digest bits = case_bits(trial);
+  trial_destroy(trial);
+  return bits;
+}
+
+static void test_c11_unused_queries(void **state) {
+  (void)state;
+  static const int32_t used_q[] = {100, 64, 3, 0};
+  static const char *const algorithms[] = {"ordered", "two_pass", "materialised"};
+  for (int i = 0; i < case_size(3, 2); i++) {
+    TrialShape shape = {.dtype = ROTA_BF16,
+                        .head_dim = i < 2 ? case_size(128, 16) : 512,
+                        .heads = 2,
+                        .batch = 4,
+                        .n_q = 128,
+                        .n_k = 256,
+                        .used_q = used_q,
+                        .backward = algorithms[i]};
+    assert_string_equal(unused_query_bits(&shape, NAN).hex, unused_query_bits(&shape, 0.0).hex);
+    case_check("C11 queries past use", &shape);
+  }
+}
+
 static void test_c11_cache(void **state) {
   (void)state;
   static const int32_t used[] = {32, 64, 96, 48}, used_q[] = {3, 8, 0, 5};
@@ -237,6 +272,7 @@ int cases_shapes(void) {
       cmocka_unit_test(test_c5_causal_alignments),
       cmocka_unit_test(test_c7_sequences_without_queries),
       cmocka_unit_test(test_c11_cache),
+      cmocka_unit_test(test_c11_unused_queries),
       cmocka_unit_test(test_c12_strides_do_not_matter),
       cmocka_unit_test(test_any_layout_any_dim),
       cmocka_unit_test(test_c15_empty),
