@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "generator/heap.h"
+#include "generator/plan_items.h"
 
 int64_t assign_queues_max(const Schedule *schedule, int64_t item_count) {
   bool in_order = schedule->assignment == ASSIGN_TICKETS || schedule->assignment == ASSIGN_LONGEST;
@@ -84,31 +85,6 @@ static rota_status longest_first(const AssignRequest *request, int32_t together,
 
 /* ---- Workers of their own ---- */
 
-/* Items by worker, each worker's in the order in which they were; trailing workers without any are
- * left out. */
-static rota_status gather(const AssignRequest *request, const int32_t *worker, RotaItem *items,
-                          int *queue, int32_t *queues) {
-  RotaItem *copy = memory_allocate((size_t)request->item_count + 1, sizeof(RotaItem));
-  if (!copy)
-    return ROTA_OUT_OF_MEMORY;
-  int32_t used = 0;
-  for (int64_t i = 0; i < request->item_count; i++) {
-    copy[i] = items[i];
-    queue[worker[i] + 1]++;
-    used = worker[i] >= used ? worker[i] + 1 : used;
-  }
-  for (int32_t w = 0; w < used; w++)
-    queue[w + 1] += queue[w];
-  for (int64_t i = request->item_count; i-- > 0;)
-    items[--queue[worker[i] + 1]] = copy[i];
-  for (int32_t w = 0; w < used; w++) /* each is its own begin, one to the right */
-    queue[w] = queue[w + 1];
-  queue[used] = (int)request->item_count;
-  *queues = used;
-  free(copy);
-  return ROTA_OK;
-}
-
 static int compare_most(const void *a, const void *b) {
   const HeapEntry *x = a, *y = b;
   if (x->time != y->time)
@@ -183,24 +159,19 @@ static rota_status deal_lanes(const AssignRequest *request, const RotaItem *item
   return status;
 }
 
-/* Each item to the worker that is free first. */
 static rota_status deal_items(const AssignRequest *request, const RotaItem *items,
                               int32_t *worker) {
   const Costs *costs = &request->schedule->costs;
   int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
-  int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
-  HeapEntry *heap = memory_allocate((size_t)workers + 1, sizeof(HeapEntry));
-  if (!heap)
+  int64_t *time = memory_allocate((size_t)request->item_count + 1, sizeof(int64_t));
+  if (!time)
     return ROTA_OUT_OF_MEMORY;
-  for (int32_t w = 0; w < workers; w++)
-    heap[w].index = w;
-  for (int64_t i = 0; i < request->item_count; i++) {
-    worker[i] = heap[0].index;
-    heap[0].time += costs->start + visits_of(request, items[i]) * visit;
-    heap_sink(heap, workers, 0);
-  }
-  free(heap);
-  return ROTA_OK;
+  for (int64_t i = 0; i < request->item_count; i++)
+    time[i] = costs->start + visits_of(request, items[i]) * visit;
+  int64_t workers = assign_queues_max(request->schedule, request->item_count);
+  rota_status status = items_deal(time, request->item_count, (int32_t)workers, worker);
+  free(time);
+  return status;
 }
 
 static rota_status to_workers(const AssignRequest *request, RotaItem *items, int *queue,
@@ -216,7 +187,7 @@ static rota_status to_workers(const AssignRequest *request, RotaItem *items, int
   else if (status == ROTA_OK)
     status = deal_items(request, items, worker);
   if (status == ROTA_OK)
-    status = gather(request, worker, items, queue, queues);
+    status = items_gather(worker, items, request->item_count, queue, queues);
   free(worker);
   return status;
 }

@@ -145,32 +145,40 @@ rota_status items_order(const ItemsRequest *request, RotaItem *items) {
 
 /* ---- Dealing ---- */
 
-rota_status items_deal(const int32_t *work, RotaItem *items, int64_t count, int32_t workers,
-                       int *queue) {
-  HeapEntry *heap = memory_allocate((size_t)workers + 1, sizeof(HeapEntry)); /* half tiles */
-  int32_t *worker = memory_allocate((size_t)count + 1, sizeof(int32_t));
-  RotaItem *copy = memory_allocate((size_t)count + 1, sizeof(RotaItem));
-  rota_status status = heap && worker && copy ? ROTA_OK : ROTA_OUT_OF_MEMORY;
-  for (int32_t w = 0; status == ROTA_OK && w < workers; w++)
+rota_status items_deal(const int64_t *time, int64_t count, int32_t workers, int32_t *worker) {
+  HeapEntry *heap = memory_allocate((size_t)workers + 1, sizeof(HeapEntry));
+  if (!heap)
+    return ROTA_OUT_OF_MEMORY;
+  for (int32_t w = 0; w < workers; w++)
     heap[w].index = w;
-  for (int32_t w = 0; w <= workers; w++)
-    queue[w] = 0;
-  for (int64_t i = 0; status == ROTA_OK && i < count; i++) {
-    copy[i] = items[i];
+  for (int64_t i = 0; i < count; i++) {
     worker[i] = heap[0].index;
-    queue[worker[i] + 1]++;
-    heap[0].time += 2 * (int64_t)work[items[i].index] + 1;
+    heap[0].time += time[i];
     heap_sink(heap, workers, 0);
   }
-  for (int32_t w = 0; w < workers; w++)
-    queue[w + 1] += queue[w];
-  for (int64_t i = count; status == ROTA_OK && i-- > 0;)
-    items[--queue[worker[i] + 1]] = copy[i];
-  for (int32_t w = 0; w < workers; w++) /* each is its own begin, one to the right */
-    queue[w] = queue[w + 1];
-  queue[workers] = (int)count;
   free(heap);
-  free(worker);
+  return ROTA_OK;
+}
+
+rota_status items_gather(const int32_t *worker, RotaItem *items, int64_t count, int *queue,
+                         int32_t *queues) {
+  RotaItem *copy = memory_allocate((size_t)count + 1, sizeof(RotaItem));
+  if (!copy)
+    return ROTA_OUT_OF_MEMORY;
+  int32_t used = 0;
+  for (int64_t i = 0; i < count; i++) {
+    copy[i] = items[i];
+    queue[worker[i] + 1]++;
+    used = worker[i] >= used ? worker[i] + 1 : used;
+  }
+  for (int32_t w = 0; w < used; w++)
+    queue[w + 1] += queue[w];
+  for (int64_t i = count; i-- > 0;)
+    items[--queue[worker[i] + 1]] = copy[i];
+  for (int32_t w = 0; w < used; w++) /* each is its own begin, one to the right */
+    queue[w] = queue[w + 1];
+  queue[used] = (int)count;
+  *queues = used;
   free(copy);
-  return status;
+  return ROTA_OK;
 }

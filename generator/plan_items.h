@@ -28,10 +28,13 @@ typedef struct ItemsRequest {
 /* Writes sum(tiles) * kv_heads * heads_per_pair items. */
 rota_status items_order(const ItemsRequest *request, RotaItem *items);
 
-/* Deals items that are in the order of items_order to workers, each item to the one that is free
- * first, an item taking time in proportion to its tiles and half a tile more. Sorts them by worker;
- * worker w has items queue[w] .. queue[w + 1]. work: [index of an item] its tiles. */
-rota_status items_deal(const int32_t *work, RotaItem *items, int64_t count, int32_t workers,
-                       int *queue);
+/* Item by item, to the worker that is free first: worker[i] for an item that takes time[i]. */
+rota_status items_deal(const int64_t *time, int64_t count, int32_t workers, int32_t *worker);
+
+/* Sorts items by worker, each worker's in the order in which they were: worker w has items
+ * queue[w] .. queue[w + 1]. Trailing workers without any are left out of `queues`; `queue` holds
+ * zeros before. */
+rota_status items_gather(const int32_t *worker, RotaItem *items, int64_t count, int *queue,
+                         int32_t *queues);
 
 #endif

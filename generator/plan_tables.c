@@ -225,6 +225,24 @@ static bool scratch_allocate(Scratch *scratch, int32_t batch, int64_t planes, in
          scratch->start;
 }
 
+/* Row items to a forward kernel's workers: each takes time in proportion to its tiles, and half a
+ * tile more. */
+static rota_status deal_rows(const int32_t *work, const TableCounts *counts, const Tables *tables) {
+  size_t size = (size_t)counts->row_items + 1;
+  int64_t *time = memory_allocate(size, sizeof(int64_t));
+  int32_t *worker = memory_allocate(size, sizeof(int32_t)), queues;
+  rota_status status = time && worker ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  for (int64_t i = 0; status == ROTA_OK && i < counts->row_items; i++)
+    time[i] = 2 * (int64_t)work[tables->row_items[i].index] + 1;
+  if (status == ROTA_OK)
+    status = items_deal(time, counts->row_items, (int32_t)counts->queue - 1, worker);
+  if (status == ROTA_OK)
+    status = items_gather(worker, tables->row_items, counts->row_items, tables->queue, &queues);
+  free(time);
+  free(worker);
+  return status;
+}
+
 /* Runs, rows and row items, the latter dealt to workers where a forward kernel has some. What a
  * (sequence, kv head)'s rows share in the L2: its K and V. */
 static rota_status fill_row_side(const TablesRequest *request, const TableCounts *counts,
@@ -247,8 +265,7 @@ static rota_status fill_row_side(const TablesRequest *request, const TableCounts
   ROTA_TRY(items_order(&items, tables->row_items));
   if (request->schedule || counts->queue == 0)
     return ROTA_OK;
-  return items_deal(scratch->work, tables->row_items, counts->row_items, (int32_t)counts->queue - 1,
-                    tables->queue);
+  return deal_rows(scratch->work, counts, tables);
 }
 
 /* Chain items and queue. */

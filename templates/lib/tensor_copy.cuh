@@ -74,12 +74,6 @@ ROTA_DEVICE void add_floats(float *global, unsigned shared, int bytes) {
       "r"(shared), "r"(bytes)
       : "memory");
 }
-ROTA_DEVICE void add_integers(int *global, unsigned shared, int bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(global),
-      "r"(shared), "r"(bytes)
-      : "memory");
-}
 ROTA_DEVICE void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
