@@ -4,7 +4,8 @@
  * keeps the GPU busy. Prints a table and a summary.
  *
  * `test_numbers --compile sm_90` compiles its kernels into ROTA_CACHE_DIR on a machine without a
- * GPU: taken along, they save the other machine the minutes. */
+ * GPU: taken along, they save the other machine the minutes. `test_numbers --part 0 4` runs the
+ * first of four parts, each of which has its own kernels. */
 #include "tests/support/calls.h"
 #include "tests/support/load.h"
 
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LENGTH_MAX = 2048, REPEATS = 200 };
+enum { LENGTH_MAX = 2048, REPEATS = 200, REPEAT_LENGTH = 1024 };
 
 typedef struct MaskCase {
   const char *name, *mask;
@@ -124,12 +125,12 @@ typedef struct Config {
   int dim, mask;
 } Config;
 
-static int list_configs(Config *configs) {
-  int number = 0;
+static int list_configs(Config *configs, int part, int parts) {
+  int number = 0, all = 0;
   for (int dtype = 0; dtype < 2; dtype++)
     for (int dim = 0; dim < DIMS; dim++)
       for (int mask = 0; mask < MASKS; mask++)
-        if (mask == 0 || dims[dim][0] == 64 || dims[dim][0] == 128)
+        if ((mask == 0 || dims[dim][0] == 64 || dims[dim][0] == 128) && all++ % parts == part)
           configs[number++] = (Config){dtype ? ROTA_FP16 : ROTA_BF16, dim, mask};
   return number;
 }
@@ -195,43 +196,42 @@ static bool repeat(rota_context *context, const Gpu *gpu, TrialShape shape, cons
   return different == 0;
 }
 
-static int repeat_all(rota_context *context, const Gpu *gpu, int repeats, int length) {
+static int repeat_all(rota_context *context, const Gpu *gpu, int part, int parts) {
   const Config configs[] = {{ROTA_BF16, 1, 0},
                             {ROTA_BF16, 3, 0},
                             {ROTA_FP16, 3, 2},
                             {ROTA_BF16, 4, 3},
                             {ROTA_FP16, 1, 1}};
   int failures = 0;
-  for (int i = 0; i < (int)(sizeof configs / sizeof configs[0]); i++)
+  for (int i = part; i < (int)(sizeof configs / sizeof configs[0]); i += parts)
     for (int j = 0; j < 2; j++) { /* ordered, two_pass */
       const Config *config = &configs[i];
-      const int square[2] = {length, length};
+      const int square[2] = {REPEAT_LENGTH, REPEAT_LENGTH};
       rota_named_tensor documents;
       TrialShape shape =
           shape_of(config->dtype, dims[config->dim], &masks[config->mask], square, &documents);
       set_algorithm(&shape, algorithms[j]);
       char name[96];
       snprintf(name, sizeof name, "%s d %d/%d %s %d, repeated", dtype_name(config->dtype),
-               shape.head_dim, shape.head_dim_v, masks[config->mask].name, length);
-      failures += !repeat(context, gpu, shape, name, repeats);
+               shape.head_dim, shape.head_dim_v, masks[config->mask].name, REPEAT_LENGTH);
+      failures += !repeat(context, gpu, shape, name, REPEATS);
     }
   return failures;
 }
 
-/* The first `length_count` lengths. */
-static int run_all(const Gpu *gpu, int length_count, int repeats, int repeat_length) {
+static int run_part(const Gpu *gpu, int part, int parts) {
   rota_context *context = calls_context();
   for (int i = 0; i < 2 * LENGTH_MAX; i++)
     ids[i] = i % LENGTH_MAX / (i < LENGTH_MAX ? 90 : 250);
   Config configs[2 * DIMS * MASKS];
-  int number = list_configs(configs);
+  int number = list_configs(configs, part, parts);
   double start = omp_get_wtime();
   compile_all(context, NULL, gpu, configs, number);
   printf("%d kernel families prepared in %.1f s; columns: error / error of the dtype\n", number,
          omp_get_wtime() - start);
   Totals totals = {0};
   for (int i = 0; i < number; i++)
-    for (int j = 0; j < length_count; j++) {
+    for (int j = 0; j < (int)(sizeof lengths / sizeof lengths[0]); j++) {
       const Config *config = &configs[i];
       rota_named_tensor documents;
       TrialShape shape =
@@ -241,7 +241,7 @@ static int run_all(const Gpu *gpu, int length_count, int repeats, int repeat_len
                shape.head_dim_v, masks[config->mask].name, shape.n_q, shape.n_k);
       run_shape(context, gpu, shape, name, &totals);
     }
-  int unstable = repeat_all(context, gpu, repeats, repeat_length);
+  int unstable = repeat_all(context, gpu, part, parts);
   rota_context_destroy(context);
   printf("numbers: %d combinations, %d too large, %d not served; largest error %.2f times the "
          "dtype's own (%s); "
@@ -254,7 +254,7 @@ static int run_all(const Gpu *gpu, int length_count, int repeats, int repeat_len
 static int compile_only(const char *architecture) {
   Config configs[2 * DIMS * MASKS];
   rota_context *context = calls_context();
-  compile_all(context, architecture, NULL, configs, list_configs(configs));
+  compile_all(context, architecture, NULL, configs, list_configs(configs, 0, 1));
   rota_context_destroy(context);
   return 0;
 }
@@ -265,7 +265,9 @@ int main(int count, char **arguments) {
   Gpu gpu;
   if (!gpu_open(&gpu))
     return TEST_SKIP;
-  int failed = run_all(&gpu, (int)(sizeof lengths / sizeof lengths[0]), REPEATS, 1024);
+  bool partial = count == 4 && strcmp(arguments[1], "--part") == 0;
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  int failed = run_part(&gpu, partial ? atoi(arguments[2]) : 0, partial ? atoi(arguments[3]) : 1);
   gpu_close(&gpu);
   return failed;
 }

@@ -2,5 +2,5 @@
 #include "tests/support/cases.h"
 
 int main(void) {
-  return cases_run(NULL) != 0;
+  return cases_run(NULL, NULL) != 0;
 }

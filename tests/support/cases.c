@@ -2,6 +2,7 @@
 #include "tests/support/cases.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 CaseDevice case_device;
@@ -80,14 +81,24 @@ void case_check(const char *name, const TrialShape *shape) {
   trial_references_free(&references);
 }
 
-int cases_run(const Gpu *gpu) {
-  rota_context_options options = {.cache_dir = "", .debug = -1};
+static bool chosen(const char *group, const char *name) {
+  return !group || !strcmp(group, name);
+}
+
+int cases_run(const Gpu *gpu, const char *group) {
+  rota_context_options options = {.cache_dir = getenv("ROTA_CACHE_DIR") ? NULL : "", .debug = -1};
   case_device.gpu = gpu;
   if (rota_context_create(&options, &case_device.context) != ROTA_OK) {
     fprintf(stderr, "%s\n", rota_error_message());
     return 1;
   }
-  int failures = cases_determinism() + cases_masks() + cases_shapes();
+  int failures = 0;
+  if (chosen(group, "determinism"))
+    failures += cases_determinism();
+  if (chosen(group, "masks"))
+    failures += cases_masks();
+  if (chosen(group, "shapes"))
+    failures += cases_shapes();
   rota_context_destroy(case_device.context);
   return failures;
 }

@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-/* All cases, as one cmocka group each; gpu NULL: on the CPU device, small. Returns the number of
- * failures. */
-int cases_run(const Gpu *gpu);
+/* The cases of a group ("determinism", "masks", "shapes"; NULL: of all); gpu NULL: on the CPU
+ * device, small. Kernels are cached where ROTA_CACHE_DIR is set. Returns the number of failures. */
+int cases_run(const Gpu *gpu, const char *group);
 int cases_determinism(void);
 int cases_masks(void);
 int cases_shapes(void);
