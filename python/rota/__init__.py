@@ -52,7 +52,15 @@ __all__ = [
     "ScriptError",
     "Unsupported",
     "version",
-    *_TORCH,
+    "attention",
+    "digest",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "scaled_dot_product_attention",
+    "Mask",
+    "from_block_mask",
+    "set_deterministic_check",
 ]
 
 

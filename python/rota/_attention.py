@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union, overload
 
 import torch
 from torch import Tensor
@@ -105,6 +105,72 @@ def _operands(
         bool(deterministic),
     )
     return (q, k, v), context
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Union[None, str, Mask] = None,
+    score: Optional[str] = None,
+    tensors: Optional[Mapping[str, Tensor]] = None,
+    scale: Optional[float] = None,
+    deterministic: bool = True,
+    return_lse: Literal[False] = False,
+    layout: str = "bshd",
+    *,
+    values: Optional[Mapping[str, float]] = None,
+    sink: Optional[Tensor] = None,
+    cu_seqlens_q: Optional[Lengths] = None,
+    cu_seqlens_k: Optional[Lengths] = None,
+    seqused_q: Optional[Lengths] = None,
+    seqused_k: Optional[Lengths] = None,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Union[None, str, Mask] = None,
+    score: Optional[str] = None,
+    tensors: Optional[Mapping[str, Tensor]] = None,
+    scale: Optional[float] = None,
+    deterministic: bool = True,
+    *,
+    return_lse: Literal[True],
+    layout: str = "bshd",
+    values: Optional[Mapping[str, float]] = None,
+    sink: Optional[Tensor] = None,
+    cu_seqlens_q: Optional[Lengths] = None,
+    cu_seqlens_k: Optional[Lengths] = None,
+    seqused_q: Optional[Lengths] = None,
+    seqused_k: Optional[Lengths] = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Union[None, str, Mask] = None,
+    score: Optional[str] = None,
+    tensors: Optional[Mapping[str, Tensor]] = None,
+    scale: Optional[float] = None,
+    deterministic: bool = True,
+    return_lse: bool = False,
+    layout: str = "bshd",
+    *,
+    values: Optional[Mapping[str, float]] = None,
+    sink: Optional[Tensor] = None,
+    cu_seqlens_q: Optional[Lengths] = None,
+    cu_seqlens_k: Optional[Lengths] = None,
+    seqused_q: Optional[Lengths] = None,
+    seqused_k: Optional[Lengths] = None,
+) -> Union[Tensor, tuple[Tensor, Tensor]]: ...
 
 
 def attention(

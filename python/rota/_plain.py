@@ -37,6 +37,7 @@ from ._plans import Cache, Plan, pack_arguments
 _PLAIN = (Tensor, torch.nn.Parameter)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+_unwrap = getattr(getattr(torch._C, "_functorch", None), "unwrap_if_dead", lambda tensor: tensor)
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 
@@ -333,6 +334,10 @@ class _Attention(torch.autograd.Function):
         return d_q, d_k, d_v, None, None
 
 
+# Function.apply itself first looks for functorch, where `unobserved` has found nothing.
+_record: Any = super(torch.autograd.Function, _Attention).apply  # type: ignore
+
+
 def _observed_backward(
     options: Options,
     q: Tensor,
@@ -418,9 +423,10 @@ def options_of(context: Context) -> Optional[Options]:
 
 
 def attend_by(options: Options, q: Tensor, k: Tensor, v: Tensor, with_lse: bool) -> Any:
+    q, k, v = _unwrap(q), _unwrap(k), _unwrap(v)  # what a finished transform left behind
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     # A forward-mode derivative is refused there, by torch.
     if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
-        return _Attention.apply(q, k, v, options, with_lse)
+        return _record(q, k, v, options, with_lse)
     o, lse, _ = options.forward(q, k, v)
     return (o, lse) if with_lse else o

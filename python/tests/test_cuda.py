@@ -67,13 +67,56 @@ def test_large_head_dims(dim, mask):
         first = found
 
 
+@pytest.mark.parametrize(
+    ("dtype", "mask", "score"),
+    [(torch.bfloat16, "causal", None), (torch.float16, MIXED, None),
+     (torch.float32, MIXED, "softcap(5)")],
+)  # fmt: skip
+def test_finite_differences_of_the_fp32_cpu_device(dtype, mask, score):
+    """Slopes of a loss that the CPU computes, along random directions, against the gradients."""
+    inputs = on_gpu(2, 90, 110, 4, 2, 64, dtype=dtype)
+    d_o = torch.randn(2, 90, 4, 64).to(dtype)
+    o = rota.attention(*inputs, mask=mask, score=score)
+    found = gradients(o, inputs, d_o.cuda())
+    host = [t.detach().float().cpu() for t in inputs]
+
+    def loss(moved):
+        return (rota.attention(*moved, mask=mask, score=score).double() * d_o.double()).sum()
+
+    step = 1e-2
+    for i, gradient in enumerate(found):
+        direction = torch.randn_like(host[i])
+        ends = [[*host[:i], host[i] + sign * step * direction, *host[i + 1 :]] for sign in (1, -1)]
+        slope = (loss(ends[0]) - loss(ends[1])).item() / (2 * step)
+        exact = (gradient.double().cpu() * direction).sum().item()
+        size = gradient.double().norm().item() * direction.numel() ** 0.5 / gradient.numel() ** 0.5
+        assert abs(slope - exact) < (0.02 if dtype == torch.float32 else 0.05) * size
+
+
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("lengths", [(1024, 1024), (129, 700)])
-def test_against_sdpa(dtype, lengths):
-    q, k, v = on_gpu(2, *lengths, 8, 8, 128, dtype=dtype)
+@pytest.mark.parametrize("lengths", [(1024, 1024), (129, 700), (700, 129), (1, 333)])
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2), (4, 1)])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_against_sdpa(dtype, lengths, heads, is_causal):
+    q, k, v = on_gpu(2, *lengths, *heads, 128, dtype=dtype)
     turned = [t.transpose(1, 2) for t in (q, k, v)]
-    found = rota.scaled_dot_product_attention(*turned, is_causal=True)
-    wanted = F.scaled_dot_product_attention(*turned, is_causal=True)
+    options = dict(is_causal=is_causal, enable_gqa=heads[0] != heads[1])
+    found = rota.scaled_dot_product_attention(*turned, **options)
+    wanted = F.scaled_dot_product_attention(*turned, **options)
+    close(found, wanted)
+    d_o = torch.randn_like(found)
+    for a, b in zip(gradients(found, (q, k, v), d_o), gradients(wanted, (q, k, v), d_o)):
+        close(a, b, factor=2)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_against_sdpa_with_a_mask(kind):
+    q, k, v = on_gpu(2, 200, 300, 4, 4, 64)
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    mask = torch.randn(2, 1, 200, 300, device="cuda")
+    mask = mask > -0.5 if kind == "bool" else mask.to(q.dtype)
+    found = rota.scaled_dot_product_attention(*turned, mask)
+    wanted = F.scaled_dot_product_attention(*turned, mask)
     close(found, wanted)
     d_o = torch.randn_like(found)
     for a, b in zip(gradients(found, (q, k, v), d_o), gradients(wanted, (q, k, v), d_o)):
@@ -93,16 +136,45 @@ def test_against_flash_attn():
             close(a, b, factor=2)
 
 
-def test_against_flex_attention():
+def documents(b, h, q, k):
+    return (q // 300 == k // 300) & (q >= k)
+
+
+def banded(b, h, q, k):
+    return (q - k >= 0) & ((q - k <= 200) | (k < 4))
+
+
+DOCUMENTS = 'causal & where("q // 300 == k // 300")'
+BANDED = "causal & (window(200, 0) | sinks(4))"
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize(
+    ("mask_mod", "partial"), [(documents, DOCUMENTS), (banded, BANDED)], ids=["documents", "band"]
+)
+def test_against_flex_attention(dtype, dim, kv_heads, mask_mod, partial):
+    """FlexAttention as it is without torch.compile: the whole matrix of scores."""
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
-
-    def documents(b, h, q, k):
-        return (q // 300 == k // 300) & (q >= k)
-
-    block_mask = flex.create_block_mask(documents, None, None, 1024, 1024)
-    partial = 'causal & where("q // 300 == k // 300")'
-    q, k, v = on_gpu(1, 1024, 1024, 4, 4, 64)
+    torch._dynamo.reset()
+    block_mask = flex.create_block_mask(mask_mod, None, None, 1024, 1024)
+    q, k, v = on_gpu(1, 1024, 1024, 4, kv_heads, dim, dtype=dtype)
     found = rota.attention(q, k, v, mask=rota.from_block_mask(block_mask, partial=partial))
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    wanted = flex.flex_attention(*turned, block_mask=block_mask, enable_gqa=kv_heads != 4)
+    wanted = wanted.transpose(1, 2)
+    close(found, wanted)
+    d_o = torch.randn_like(found)
+    for a, b in zip(gradients(found, (q, k, v), d_o), gradients(wanted, (q, k, v), d_o)):
+        close(a, b, factor=2)
+
+
+def test_against_compiled_flex_attention():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    block_mask = flex.create_block_mask(documents, None, None, 1024, 1024)
+    q, k, v = on_gpu(1, 1024, 1024, 4, 4, 64)
+    found = rota.attention(q, k, v, mask=rota.from_block_mask(block_mask, partial=DOCUMENTS))
     turned = [t.transpose(1, 2) for t in (q, k, v)]
     wanted = torch.compile(flex.flex_attention)(*turned, block_mask=block_mask)
     close(found, wanted.transpose(1, 2))
@@ -284,17 +356,69 @@ def test_activation_checkpointing():
         assert all(same_bits(a, b) for a, b in zip(found, wanted))
 
 
-def test_compile():
+def test_compile_without_recompiles_over_lengths():
     def layer(q, k, v):
         return rota.attention(2 * q, k, v, mask="causal").square()
 
     torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
     compiled = torch.compile(layer, fullgraph=True)
-    for length in (100, 200, 300):
+    for length in (100, 200, 300, 77):
         q, k, v = on_gpu(1, length, length, 2, 2, 64)
         o = compiled(q, k, v)
         close(o, layer(q, k, v))
         assert all(g.isfinite().all() for g in torch.autograd.grad(o.sum(), (q, k, v)))
+    assert counters["stats"]["unique_graphs"] <= 2 and not counters["graph_break"]
+
+
+def test_opcheck():
+    q, k, v = on_gpu(2, 33, 40, 4, 2, 64)
+    plain = (*(None,) * 5, [], "", "", "causal", "", 0.0, True)
+    results = torch.library.opcheck(torch.ops.rota.attention, (q, k, v, *plain))
+    assert set(results.values()) == {"SUCCESS"}, results
+
+
+def test_autocast():
+    q, k, v = on_gpu(1, 100, 100, 4, 4, 64, dtype=torch.float32)
+    for _ in range(2):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            o = rota.attention(q, k, v, mask="causal")
+        assert o.dtype == torch.bfloat16
+        assert same_bits(o, rota.attention(*(t.bfloat16() for t in (q, k, v)), mask="causal"))
+        for gradient in torch.autograd.grad(o.sum(), (q, k, v)):
+            assert gradient.dtype == torch.float32 and gradient.isfinite().all()
+
+
+def test_double_backward_is_refused():
+    q, k, v = on_gpu(1, 64, 64, 4, 4, 64)
+    o = rota.attention(q, k, v, mask="causal")
+    (d_q,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+    with pytest.raises(rota.Unsupported, match="second derivative"):
+        d_q.sum().backward()
+
+
+def test_deterministic_check_and_digest():
+    q, k, v = on_gpu(1, 500, 500, 4, 4, 64)
+    before = rota.digest(q, k, v, mask="causal")
+    rota.set_deterministic_check(True)
+    try:
+        for _ in range(3):
+            rota.attention(q, k, v, mask="causal").square().sum().backward()
+    finally:
+        rota.set_deterministic_check(False)
+    assert rota.digest(q, k, v, mask="causal") == before != rota.digest(q, k, v)
+
+
+@pytest.mark.parametrize("multithreading", [True, False])
+def test_backward_in_torchs_thread_and_in_the_callers(multithreading):
+    q, k, v = on_gpu(2, 200, 200, 4, 4, 64)
+    d_o = torch.randn_like(q)
+    wanted = gradients(rota.attention(q, k, v, mask="causal"), (q, k, v), d_o)
+    with torch.autograd.set_multithreading_enabled(multithreading):
+        for _ in range(3):
+            found = gradients(rota.attention(q, k, v, mask="causal"), (q, k, v), d_o)
+            assert all(same_bits(a, b) for a, b in zip(found, wanted))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -144,6 +144,17 @@ def test_forward_mode_derivatives_are_refused():
             rota.attention(dual, k, v)
 
 
+def test_a_tensor_that_outlived_its_transform():
+    k, v = torch.randn(2, 1, 4, 1, 8, requires_grad=True).unbind()
+    left = []
+    x = torch.randn(1, 4, 1, 8)
+    torch.func.grad(lambda x: left.append(x) or x.sum())(x)
+    wanted = rota.attention(x, k, v)
+    assert same_bits(rota.attention(left[0], k, v), wanted)
+    with torch.no_grad():
+        assert same_bits(rota.attention(left[0], k, v), wanted)
+
+
 def test_nothing_wants_a_gradient():
     q, k, v = (t.detach() for t in inputs_of(False))
     assert rota.attention(q, k, v).grad_fn is None
