@@ -1,11 +1,11 @@
 """Times Rota beside what PyTorch has: cuDNN, FlashAttention 2, FlexAttention; writes CSV and PNG.
 
-    python3 bench/attention.py [--pass forward|backward|both] [--suite dense,masks]
+    python3 bench/attention.py [--pass forward|backward|both] [--suite dense,masks,grouped]
         [--dims 64,128] [--seqlens 512,4096] [--output bench/results/attention_h200]
 
 One process, one run: the libraries take turns on the same tensors, with a rest before each, so
 that all meet the same clock. bf16, 16,384 tokens in all (32,768 at 32k), 2048 // head_dim heads,
-or 16 where the head dim does not divide 2048. A figure is the median over rounds of calls replayed
+or 16 where the head dim does not divide 2048; grouped: 32 heads, 32 and 8 kv heads. A figure is the median over rounds of calls replayed
 from a CUDA graph, so no library's launch overhead counts; FLOP: 4 b h d for each allowed (query,
 key) pair, 2.5 times that backward. `difference`: of the result against cuDNN's (masks: against
 FlexAttention's), relative; one beyond the dtype's own error is reported and fails the run.
@@ -86,13 +86,16 @@ def difference(a, b):
 class Case:
     """Tensors [batch, row, head, dim] of one shape, and the libraries' calls on them."""
 
-    def __init__(self, head_dim, seqlen):
+    def __init__(self, head_dim, seqlen, heads=None, kv_heads=None):
         self.head_dim, self.seqlen = head_dim, seqlen
-        self.heads = 2048 // head_dim if 2048 % head_dim == 0 else 16
+        self.heads = heads or (2048 // head_dim if 2048 % head_dim == 0 else 16)
+        self.kv_heads = kv_heads or self.heads
         self.batch = max(1, (32768 if seqlen >= 32768 else 16384) // seqlen)
-        shape = self.batch, seqlen, self.heads, head_dim
         self.q, self.k, self.v, self.d_o = (
-            torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+            torch.randn(
+                (self.batch, seqlen, count, head_dim), device="cuda", dtype=torch.bfloat16
+            )
+            for count in (self.heads, self.kv_heads, self.kv_heads, self.heads)
         )
 
     def flops(self, share, direction):
@@ -102,7 +105,7 @@ class Case:
 
     def rota(self, mask, direction, tensors=None):
         script = f"return rota.attention{{head_dim = {self.head_dim}, heads = {self.heads}, "
-        model = librota.Model(f"{script} mask = {mask}}}")
+        model = librota.Model(f"{script} kv_heads = {self.kv_heads}, mask = {mask}}}")
         call = model.attention(self.q, self.k, self.v, tensors=tensors)
         call.forward()
         if direction == "forward":
@@ -129,9 +132,11 @@ class Case:
         return backward
 
     def sdpa(self, backend, causal, direction):
+        how = {"is_causal": causal, "enable_gqa": self.heads != self.kv_heads}
+
         def attention(q, k, v):
             with sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, **how)
 
         return self.torch_call(attention, direction)
 
@@ -195,6 +200,17 @@ def run_dense(table, options, direction):
                     "FA2": lambda: case.sdpa(SDPBackend.FLASH_ATTENTION, causal, direction),
                 }
                 table.run(case, mask, 0.5 if causal else 1.0, direction, makers)
+
+
+def run_grouped(table, options, direction):
+    for seqlen in options.grouped_seqlens:
+        for kv_heads in (32, 8):
+            case = Case(128, seqlen, 32, kv_heads)
+            makers = {
+                "Rota": lambda: case.rota("causal", direction),
+                "cuDNN": lambda: case.sdpa(SDPBackend.CUDNN_ATTENTION, True, direction),
+            }
+            table.run(case, f"causal 32/{kv_heads} heads", 0.5, direction, makers)
 
 
 DOCUMENT, WINDOW = 2048, 1024  # tokens
@@ -278,10 +294,11 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pass", dest="direction", default="forward")
-    parser.add_argument("--suite", default="dense,masks")
+    parser.add_argument("--suite", default="dense,masks,grouped")
     parser.add_argument("--dims", type=integers, default=[64, 128])
     parser.add_argument("--seqlens", type=integers, default=[2**n for n in range(9, 16)])
     parser.add_argument("--mask-seqlens", type=integers, default=[4096, 16384])
+    parser.add_argument("--grouped-seqlens", type=integers, default=[1024, 4096])
     parser.add_argument("--output", default="bench/results/attention", help="without .csv, .png")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -297,6 +314,8 @@ def main():
             run_dense(table, options, direction)
         if "masks" in options.suite:
             run_masks(table, options, direction)
+        if "grouped" in options.suite:
+            run_grouped(table, options, direction)
     plot(table, options.output + ".png")
     sys.exit(1 if table.failures else 0)
 
