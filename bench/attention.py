@@ -5,10 +5,11 @@
 
 One process, one run: the libraries take turns on the same tensors, with a rest before each, so
 that all meet the same clock. bf16, 16,384 tokens in all (32,768 at 32k), 2048 // head_dim heads,
-or 16 where the head dim does not divide 2048; grouped: 32 heads, 32 and 8 kv heads. A figure is the median over rounds of calls replayed
-from a CUDA graph, so no library's launch overhead counts; FLOP: 4 b h d for each allowed (query,
-key) pair, 2.5 times that backward. `difference`: of the result against cuDNN's (masks: against
-FlexAttention's), relative; one beyond the dtype's own error is reported and fails the run.
+or 16 where the head dim does not divide 2048; grouped: 32 heads, 32 and 8 kv heads. A figure is
+the median over rounds of calls replayed from a CUDA graph, so no library's launch overhead counts;
+FLOP: 4 b h d for each allowed (query, key) pair, 2.5 times that backward. `difference`: of the
+result against cuDNN's (masks: against FlexAttention's), relative; one beyond the dtype's own error
+is reported and fails the run.
 """
 
 import argparse

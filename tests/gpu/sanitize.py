@@ -18,7 +18,10 @@ CASES = [
     ('mask = where "(q - k) % 3 == 0"', BF16, 1, 130, 100, 2, 2, 192, 128, 0),
     ("score = softcap(20)", FP16, 1, 100, 90, 2, 2, 46, 46, 1),
     ("mask = causal", FP32, 1, 60, 60, 1, 1, 40, 40, 0),
+    ("mask = causal", BF16, 1, 300, 300, 4, 4, 128, 128, 0),
+    ("mask = window(70, 0)", FP16, 2, 300, 260, 8, 2, 128, 128, 0),
     ("mask = causal", BF16, 1, 140, 140, 1, 1, 256, 256, 0),
+    ("mask = causal", BF16, 1, 140, 140, 1, 1, 512, 512, 0),
     ('backward = "atomic", deterministic = false', BF16, 1, 100, 200, 2, 2, 80, 80, 0),
 ]
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
