@@ -2,10 +2,12 @@
 
     python bench/host_overhead.py [--device cuda] [--calls 2000] [--output results.csv]
 
-Three columns per attention, rounds taking turns:
-  autograd   o = attention(q, k, v); torch.autograd.grad(o, ...): what a training step sees
-  direct     the same two passes called one after the other, without torch's autograd
-  GPU        on a GPU, the kernels alone: a CUDA graph of the pair, replayed
+Columns per attention, rounds taking turns:
+  autograd    o = attention(q, k, v); torch.autograd.grad(o, ...): what a training step sees
+  one thread  the same under torch.autograd.set_multithreading_enabled(False): backward passes of
+              tensors on a GPU run in the thread that asks for them, not in one of torch's own
+  direct      the same two passes called one after the other, without torch's autograd
+  GPU         on a GPU, the kernels alone: a CUDA graph of the pair, replayed
 Attentions: Rota; PyTorch's (SDPA; on a GPU its flash backend); an autograd function that only
 allocates gradients, which is what torch's autograd costs anyone who writes Python.
 
@@ -151,22 +153,30 @@ def main():
     def bound(function, *arguments):
         return lambda: function(*arguments, *inputs)
 
-    calls = {
-        ("rota", "autograd"): bound(pair, rota_causal),
-        ("torch", "autograd"): bound(pair, torch_causal),
-        ("nothing", "autograd"): bound(pair, Nothing.apply),
+    pairs = {
+        "rota": bound(pair, rota_causal),
+        "torch": bound(pair, torch_causal),
+        "nothing": bound(pair, Nothing.apply),
+    }
+    direct = {
         ("rota", "direct"): bound(rota_direct),
         ("torch", "direct"): bound(flash_direct if on_gpu else torch_cpu_direct),
     }
     flash = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if on_gpu else contextlib.nullcontext()
     rows = []
     with flash:
-        found = measure(calls, max(options.calls // ROUNDS, 1), synchronize)
+        per_round = max(options.calls // ROUNDS, 1)
+        calls = {(name, "autograd"): call for name, call in pairs.items()} | direct
+        found = measure(calls, per_round, synchronize)
+        if on_gpu:
+            with torch.autograd.set_multithreading_enabled(False):
+                calls = {(name, "one thread"): call for name, call in pairs.items()}
+                found |= measure(calls, per_round, synchronize)
         for (name, column), (least, median) in found.items():
             rows.append((name, column, least, median))
         if on_gpu:
             for name in ("rota", "torch"):
-                alone = on_the_gpu(calls[name, "autograd"])
+                alone = on_the_gpu(pairs[name])
                 rows.append((name, "GPU", alone, alone))
         else:
             inner = inside_librota(inputs, options.calls)

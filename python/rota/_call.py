@@ -271,9 +271,12 @@ def find_plan(key: PlanKey, device: torch.device, geometry: _Geometry) -> Plan:
     return plan
 
 
-def current_stream(device: torch.device) -> int:
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times faster, if it is there
-    return raw(device.index) if raw else torch.cuda.current_stream(device).cuda_stream
+def _current_stream(ordinal: int) -> int:
+    return torch.cuda.current_stream(ordinal).cuda_stream
+
+
+# Ten times faster, if it is there.
+current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
 # Stream ids of torch's own streams, which live as long as the process, are small; one that the
@@ -323,7 +326,7 @@ def _enqueue(plan: Plan, device: torch.device, packed: bytes) -> None:
         # The caching allocator aligns to 512 bytes, and hands memory freed here out in the
         # stream's order.
         workspace = torch.empty(size, dtype=torch.uint8, device=device)
-        stream = current_stream(device)
+        stream = current_stream(device.index)
         plan.run(packed, workspace.data_ptr(), size, stream)
         note_use(plan, device, stream)
     elif size == 0:

@@ -13,6 +13,7 @@ import ctypes as c
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, Optional
 
 import torch
@@ -78,12 +79,21 @@ class _Block:
         self.address = c.addressof(c.c_char.from_buffer(self.memory))
 
 
+def _pattern(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """For empty_like, which is faster than to name a size, a dtype and a device; holds one element
+    at most. (Of a single one, expanded, empty_like would keep the strides of 0.)"""
+    options: Any = dict(dtype=dtype, device=device)
+    return (
+        torch.empty(1, **options).expand(size) if prod(size) > 1 else torch.empty(size, **options)
+    )
+
+
 class _Recipe:
     """What is the same in every run with the same sizes and strides."""
 
     __slots__ = (
-        "plan", "address_mask", "template", "spare", "device", "ordinal", "workspace", "outputs",
-        "strides", "metadata", "backwards", "covered",
+        "plan", "address_mask", "template", "spare", "device", "ordinal", "workspace", "space",
+        "outputs", "strides", "metadata", "backwards", "covered",
     )  # fmt: skip
 
     def __init__(self, made: Made, device: torch.device):
@@ -95,7 +105,11 @@ class _Recipe:
         self.spare: list[_Block] = []
         self.device, self.ordinal = device, device.index if device.type == "cuda" else -1
         self.workspace = made.plan.workspace_size
+        # Space on a CPU is aligned by hand.
+        rest = 0 if self.ordinal >= 0 else 256
+        self.space = _pattern((self.workspace + rest,), torch.uint8, device)
         # (size, strides) of what is to be allocated; None: as empty_like makes it of the inputs.
+        # Of a forward pass also what lse is to be like.
         self.outputs: Any = None
         self.strides: Any = None  # of q, k and v
         self.metadata: Any = None  # of q, k, v, o and lse
@@ -123,9 +137,9 @@ class _Recipe:
     def run(self, plan: Plan, block: _Block) -> None:
         size = self.workspace
         if self.ordinal >= 0:
-            stream = current_stream(self.device)
+            stream = current_stream(self.ordinal)
             if size:
-                memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+                memory = torch.empty_like(self.space)
                 plan.run(block.address, memory.data_ptr(), size, stream)
             else:
                 plan.run(block.address, 0, 0, stream)
@@ -134,7 +148,7 @@ class _Recipe:
         elif size == 0:
             plan.run(block.address, 0, 0)
         else:
-            memory = torch.empty(size + 256, dtype=torch.uint8)
+            memory = torch.empty_like(self.space)
             address = memory.data_ptr()
             plan.run(block.address, address + -address % 256, size)
         self.spare.append(block)
@@ -189,7 +203,7 @@ class Options:
         if recipe is None:
             return self._forward_first(signature, q, k, v)
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        like_q, size_o, stride_o, size_lse, stride_lse = recipe.outputs
+        like_q, size_o, stride_o, like_lse = recipe.outputs
         if like_q:
             o = torch.empty_like(q)
         else:
@@ -198,7 +212,7 @@ class Options:
         plan = recipe.ready(at_q | at_k | at_v | at_o)
         if plan is None:
             return self._forward_first(signature, q, k, v)
-        lse = torch.empty_strided(size_lse, stride_lse, dtype=torch.float32, device=recipe.device)
+        lse = torch.empty_like(like_lse)
         if not recipe.covered[0]:
             o.zero_()
             lse.fill_(float("-inf"))
@@ -222,7 +236,8 @@ class Options:
         if recipe is not None:
             like = torch.empty_like(q)
             like_q = like.shape == o.shape and like.stride() == o.stride()
-            recipe.outputs = (like_q, tuple(o.shape), o.stride(), tuple(lse.shape), lse.stride())
+            like_lse = _pattern(lse.shape, torch.float32, q.device)
+            recipe.outputs = (like_q, tuple(o.shape), o.stride(), like_lse)
             recipe.strides = (q.stride(), k.stride(), v.stride())
             recipe.metadata = _metadata(q, k, v, o, lse)
         return o, lse, None

@@ -424,10 +424,16 @@ def test_backward_in_torchs_thread_and_in_the_callers(multithreading):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_tensors_of_another_device_than_the_current():
     q, k, v = on_gpu(1, 200, 200, 2, 2, 64)
+    d_o = torch.randn_like(q)
     wanted = rota.attention(q, k, v, mask="causal")
+    exact = gradients(wanted, (q, k, v), d_o)
     moved = [t.detach().to("cuda:1").requires_grad_() for t in (q, k, v)]
-    found = rota.attention(*moved, mask="causal")
-    assert found.device.index == 1 and torch.cuda.current_device() == 0
-    assert same_bits(found.cpu(), wanted.cpu())
-    found.sum().backward()
-    assert all(t.grad.isfinite().all() for t in moved)
+    for current in (0, 0, 1, 1, 0):
+        with torch.cuda.device(current):
+            found = rota.attention(*moved, mask="causal")
+            results = (found, *gradients(found, moved, d_o.to("cuda:1")))
+            assert torch.cuda.current_device() == current
+        for a, b in zip(results, (wanted, *exact)):
+            assert a.device.index == 1 and same_bits(a.cpu(), b.cpu())
+    with pytest.raises(rota.InvalidArgument, match="devices differ"):
+        rota.attention(moved[0], k, v)
