@@ -220,6 +220,7 @@ DOCUMENT, WINDOW = 2048, 1024  # tokens
 def run_masks(table, options, direction):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    torch._functorch.config.donated_buffer = False  # a graph's backward is replayed
     flex = torch.compile(flex_attention)
     for seqlen in options.mask_seqlens:
         case = Case(128, seqlen)
