@@ -4,8 +4,7 @@
 
 For each case the kernels of one backward pass are profiled (Nsight Compute must be installed and
 allowed to read counters): sectors of 32 bytes that multiprocessors exchange with the L2, and bytes
-of DRAM. The pass before it has warmed the caches, as in training, and ncu leaves them alone.
-Twenty seconds a case on an H200.
+of DRAM. The passes before it have warmed the caches, as in training, and ncu leaves them alone.
 """
 
 import argparse
@@ -44,44 +43,62 @@ def model_of(case):
     )
 
 
-def run_case(case, library):
-    """The profiled process: one backward pass between profiler marks."""
+def run_cases(cases, library):
+    """The profiled process: one backward pass of each case between profiler marks, behind a kernel
+    that spins, which tells the cases apart."""
     import torch
 
     import librota
 
-    _, head_dim, _, length, batch = CASES[case]
-    torch.manual_seed(1)
-    shape = (batch, length, HIDDEN // head_dim, head_dim)
-    q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    call = librota.Model(model_of(case), library=library).attention(q, k, v)
-    call.forward()
-    call.backward(d_o)
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    call.backward(d_o)
-    torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+    for case in cases:
+        _, head_dim, _, length, batch = CASES[case]
+        torch.manual_seed(1)
+        shape = (batch, length, HIDDEN // head_dim, head_dim)
+        q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+        call = librota.Model(model_of(case), library=library).attention(q, k, v)
+        call.forward()
+        call.backward(d_o)
+        call.backward(d_o)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        torch.cuda._sleep(1)
+        call.backward(d_o)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
 
 
-def counted(case, options):
-    """{"l2": bytes, "dram": bytes} of the whole pass, and the kernels' names."""
+def parse_counts(text, cases):
+    """ncu's CSV -> for each case {"l2": bytes, "dram": bytes} of the pass, and its kernels."""
+    counts, kernels, last = [], [], None
+    for row in csv.DictReader(io.StringIO(text)):
+        name, new = row["Kernel Name"].split("(")[0], row["ID"] != last
+        last = row["ID"]
+        if "spin" in name:
+            if new:
+                counts.append({"l2": 0.0, "dram": 0.0})
+                kernels.append([])
+            continue
+        kind, unit = METRICS[row["Metric Name"]]
+        counts[-1][kind] += unit * float(row["Metric Value"].replace(",", ""))
+        if new:
+            kernels[-1].append(name)
+    if len(counts) != len(cases):
+        sys.exit(f"ncu counted {len(counts)} of {len(cases)} cases")
+    return dict(zip(cases, zip(counts, kernels)))
+
+
+def counted(cases, options):
     command = ["ncu", "--csv", "--profile-from-start", "off", "--cache-control", "none"]
     command += ["--clock-control", "none", "--print-units", "base"]
-    command += ["--metrics", ",".join(METRICS), sys.executable, __file__, "--child", case]
+    command += ["--metrics", ",".join(METRICS), sys.executable, __file__]
+    command += ["--child", "--cases", ",".join(cases)]
     if options.library:
         command += ["--library", options.library]
     result = subprocess.run(command, capture_output=True, text=True)
     begin = result.stdout.find('"ID"')
     if result.returncode or begin < 0:
-        sys.exit(f"ncu on {case}: {(result.stdout + result.stderr)[-2000:]}")
-    total, kernels = {"l2": 0.0, "dram": 0.0}, []
-    for row in csv.DictReader(io.StringIO(result.stdout[begin:])):
-        kind, size = METRICS[row["Metric Name"]]
-        total[kind] += size * float(row["Metric Value"].replace(",", ""))
-        if row["Kernel Name"] not in kernels:
-            kernels.append(row["Kernel Name"])
-    return total, kernels
+        sys.exit(f"ncu: {(result.stdout + result.stderr)[-2000:]}")
+    return parse_counts(result.stdout[begin:], cases)
 
 
 def modelled(case, options):
@@ -102,21 +119,24 @@ def parse():
     parser.add_argument("--library", default=None)
     parser.add_argument("--output", default="bench/results/traffic.csv")
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main():
     options = parse()
+    cases = options.cases.split(",")
     if options.child:
-        return run_case(options.child, options.library)
+        run_cases(cases, options.library)
+        return 0
     lines = [f"# {datetime.date.today()}; bf16, hidden {HIDDEN}; bytes of one whole backward pass"]
     columns = ["case", "algorithm"]
     columns += [f"{kind}_{x}" for kind in ("l2", "dram") for x in ("modelled", "counted", "ratio")]
     lines.append(",".join(columns))
-    for case in options.cases.split(","):
+    counts = counted(cases, options)
+    for case in cases:
         algorithm, model = modelled(case, options)
-        count, kernels = counted(case, options)
+        count, kernels = counts[case]
         cells = [case, algorithm]
         for kind in ("l2", "dram"):
             ratio = model[kind] / count[kind]

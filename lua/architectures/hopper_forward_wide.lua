@@ -10,6 +10,6 @@ return function(request)
     score_planes = 1, -- P
     entry = "rota_forward",
     columns = { spec.head_dim_v },
-    tensors = { "q", "k", "v" },
+    tensors = { "q", "k", "v", "o" },
   })
 end

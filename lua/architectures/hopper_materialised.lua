@@ -12,7 +12,7 @@ return function(request, algorithm)
     score_planes = 2, -- P and dS
     entry = "rota_backward",
     columns = { spec.head_dim, spec.head_dim_v },
-    tensors = { "q", "k", "v", "d_o" },
+    tensors = { "q", "k", "v", "d_o", "d_q", "d_k", "d_v" },
   })
   if spec.sink_logit then
     tiling.launches[3] =

@@ -37,6 +37,7 @@ struct OutputLoader : WorkLoader<OutputLoader> {
     task.place = block(work.tile, 0);
     task.sums = (unit.sum_q + work.tile - unit.row_begin) * kBlocksV + (int)(work.what >> 2);
     task.steps = count_tiles(arguments.rows[task.table]);
+    task.flags |= boxes_flag(task, false, kHeadDimV, kColumnsV);
     return task;
   }
 
@@ -49,13 +50,18 @@ struct OutputLoader : WorkLoader<OutputLoader> {
       const long long from = task.place + kv64;
       step(gradient_bytes<kColumnsV>() + kMaximaBytes, note, [&](unsigned stage, unsigned barrier) {
         copy_bytes(stage, plan.scores + from * kScoreBlock, kBytesA, barrier);
-        copy_bytes(shared + (unsigned)(kStageScales + kMaximaBytes * ring.stage),
+        copy_bytes(shared + (unsigned)(kStageScales + kMaximaBytes * ring.stage()),
                    plan.stats + from / kPairBlocks * kStatFloats, kMaximaBytes, barrier);
         boxes_along<kColumnsV>(stage + kBytesA, &maps.map[kMapV], task.columns, tensor_k(note.key),
                                unit.kv_head, barrier);
       });
     });
   }
+};
+
+struct OutputO {
+  ROTA_DEVICE static constexpr int map(int) { return kMapO; }
+  ROTA_DEVICE static constexpr int columns(int) { return kColumnsV; }
 };
 
 struct OutputConsumer : WorkConsumer {
@@ -118,40 +124,70 @@ struct OutputConsumer : WorkConsumer {
     return x < -126.0f ? 0.0f : x == x ? __uint_as_float((unsigned)(127 + (int)x) << 23) : x;
   }
 
-  // Raises maximum and sum of this lane's two rows by those of the unit's pairs. factor: of what
-  // was added up before.
+  // Raises maximum and sum of this lane's two rows by those of the unit's pairs, in their order.
+  // factor: of what was added up before. The four lanes that share rows fetch different pairs, so
+  // that one wait serves kBatch pairs.
+  static constexpr int kBatch = 8;
   ROTA_DEVICE void add_stats(const Task &task, float (&top)[2], float (&sum)[2],
                              float (&factor)[2]) const {
     const float before[2] = {top[0], top[1]};
-    for_pairs(task, [&](const float *from) {
+    RunWalk walk(arguments, arguments.rows[task.table]);
+    for (int last = -1, count = kBatch; count == kBatch;) {
+      int mine[kBatch / 4];
+      float peak[kBatch / 4][2], part[kBatch / 4][2];
+      count = next_pairs(task, walk, last, mine);
 #pragma unroll
-      for (int r = 0; r < 2; r++)
-        top[r] = maximum(top[r], load_fresh(from + lane_row(r)));
-    });
+      for (int i = 0; i < kBatch / 4; i++)
+        load_stats(task, mine[i], peak[i], part[i]);
+#pragma unroll
+      for (int i = 0; i < kBatch; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const int lane = lane_index() / 4 * 4 + i % 4;
+          const float high = __shfl_sync(kAllLanes, peak[i / 4][r], lane);
+          const float added = __shfl_sync(kAllLanes, part[i / 4][r], lane);
+          if (high != -kInfinity) {
+            const float both = maximum(top[r], high);
+            sum[r] = sum[r] * change(top[r], both) + added * power_of_two(high - both);
+            top[r] = both;
+          }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      factor[r] = change(before[r], top[r]);
+  }
+  // What sums relative to a maximum are multiplied by when it rises.
+  ROTA_DEVICE static float change(float before, float top) {
+    return before == -kInfinity ? 0.0f : power_of_two(before - top);
+  }
+  // The next pairs of a row within the unit, kBatch at most: how many; this lane's, or -1.
+  ROTA_DEVICE int next_pairs(const Task &task, RunWalk &walk, int &last,
+                             int (&mine)[kBatch / 4]) const {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kBatch / 4; i++)
+      mine[i] = -1;
+    for (; count < kBatch && walk.valid(); walk.advance(arguments)) {
+      const int pair = walk.tile / 2;
+      if (pair == last || walk.tile < task.kv_begin || walk.tile >= task.kv_end)
+        continue;
+      last = pair;
+#pragma unroll
+      for (int i = 0; i < kBatch / 4; i++)
+        if (count == 4 * i + lane_index() % 4)
+          mine[i] = pair;
+      count++;
+    }
+    return count;
+  }
+  ROTA_DEVICE void load_stats(const Task &task, int pair, float (&peak)[2],
+                              float (&part)[2]) const {
+    const float *from = plan.stats + (task.place / kPairBlocks + pair) * kStatFloats;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      factor[r] = before[r] == -kInfinity ? 0.0f : power_of_two(before[r] - top[r]);
-      sum[r] *= factor[r];
-    }
-    for_pairs(task, [&](const float *from) {
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const float peak = load_fresh(from + lane_row(r));
-        if (peak != -kInfinity)
-          sum[r] += load_fresh(from + kStatFloats / 2 + lane_row(r)) * power_of_two(peak - top[r]);
-      }
-    });
-  }
-  // The stats of each pair of a row within the unit.
-  template <class Do> ROTA_DEVICE void for_pairs(const Task &task, Do act) const {
-    int before = -1;
-    for (RunWalk walk(arguments, arguments.rows[task.table]); walk.valid();
-         walk.advance(arguments)) {
-      const int pair = walk.tile / 2;
-      if (pair == before || walk.tile < task.kv_begin || walk.tile >= task.kv_end)
-        continue;
-      before = pair;
-      act(plan.stats + (task.place / kPairBlocks + pair) * kStatFloats);
+      peak[r] = pair < 0 ? -kInfinity : load_fresh(from + lane_row(r));
+      part[r] = pair < 0 ? 0.0f : load_fresh(from + kStatFloats / 2 + lane_row(r));
     }
   }
 
@@ -169,13 +205,13 @@ struct OutputConsumer : WorkConsumer {
   template <int kN, class Keep>
   ROTA_DEVICE bool multiply_scaled(float (&d)[kN / 2], unsigned (&a)[4][4], const float (&top)[2],
                                    Keep keep) {
-    barrier_wait_phase(barriers.full(ring.stage), ring.parity);
-    const unsigned tile = shared + (unsigned)(ring.stage * kStageBytes + group * kPartBytes);
-    const unsigned b = shared + (unsigned)(ring.stage * kStageBytes + kBytesA);
-    const unsigned words = stage_words(shared, ring.stage), word = load_shared_word(words);
+    barrier_wait_phase(barriers.full(ring.stage()), ring.parity());
+    const unsigned tile = shared + (unsigned)(ring.stage() * kStageBytes + group * kPartBytes);
+    const unsigned b = shared + (unsigned)(ring.stage() * kStageBytes + kBytesA);
+    const unsigned words = stage_words(shared, ring.stage()), word = load_shared_word(words);
     if (word & (kWordClear | kWordSuspect))
       clear_rows<kN>(word, words, b, keep);
-    const unsigned maxima = shared + (unsigned)(kStageScales + kMaximaBytes * ring.stage);
+    const unsigned maxima = shared + (unsigned)(kStageScales + kMaximaBytes * ring.stage());
     unsigned scale[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -210,13 +246,11 @@ struct OutputConsumer : WorkConsumer {
     const auto keep = [&](int key) { return attended(task, sequence, key); };
     unsigned even[4][4], odd[4][4];
     bool last = multiply_scaled<kN>(d, even, top, keep);
-    int before = ring.stage;
     const auto next = [&](unsigned(&a)[4][4]) {
       ring.advance();
       last = multiply_scaled<kN>(d, a, top, keep);
       wgmma_wait<1>();
-      release(before);
-      before = ring.stage;
+      release(ring.before());
     };
     // Stages come in pairs: the halves of a kv tile.
     next(odd);
@@ -227,7 +261,7 @@ struct OutputConsumer : WorkConsumer {
     ring.advance();
     wgmma_wait<0>();
     wgmma_touch(d);
-    release(before);
+    release(ring.before());
   }
 
   // What goes on in another unit: the accumulators, each thread its own; then maxima and sums.
@@ -283,6 +317,10 @@ struct OutputConsumer : WorkConsumer {
 #pragma unroll
       for (int r = 0; r < 2; r++)
         scale[r] = finish_row(task, sequence, r, top[r], sum[r]);
+      if (task.flags & kTaskBoxes) {
+        stage_output<kColumnsV>(task, sequence.n_q, scale, d);
+        return;
+      }
       store<kColumnsV>(arguments.o, task, false, kHeadDimV, scale, d);
     } else {
       store_state(task, d, top, sum);
@@ -313,7 +351,7 @@ struct OutputConsumer : WorkConsumer {
   }
 
   ROTA_DEVICE void run() {
-    for (Ring<2> mail(0);;) {
+    for (Turns<2> mail(0);;) {
       const Task task = next_task(barriers, mail);
       if (task.kind == kTaskEnd)
         return;
@@ -330,7 +368,7 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
 }
 
 ROTA_DEVICE void forward(const RotaArguments &arguments, const RotaTensorMaps &maps) {
-  run_works<OutputLoader, OutputConsumer>(arguments, maps);
+  run_works<OutputLoader, OutputConsumer, OutputO>(arguments, maps);
 }
 
 } // namespace rota

@@ -106,6 +106,8 @@ struct GradientLoader : WorkLoader<GradientLoader> {
       task.place = (long long)(unit.sum_q + work.tile - unit.row_begin) * kBlocksK + column_block;
       task.steps = count_tiles(arguments.rows[task.table]);
     }
+    task.flags |= kind == ROTA_WORK_DV ? boxes_flag(task, keys, kHeadDimV, kColumnsV)
+                                       : boxes_flag(task, keys, kHeadDim, kColumnsK);
     return task;
   }
 
@@ -124,6 +126,15 @@ struct GradientLoader : WorkLoader<GradientLoader> {
     default:
       load_keys(task, work.tile);
     }
+  }
+};
+
+struct GradientOutput {
+  ROTA_DEVICE static int map(int kind) {
+    return kind == (int)ROTA_WORK_DV ? kMapDV : kind == (int)ROTA_WORK_DK ? kMapDK : kMapDQ;
+  }
+  ROTA_DEVICE static int columns(int kind) {
+    return kind == (int)ROTA_WORK_DV ? kColumnsV : kColumnsK;
   }
 };
 
@@ -177,6 +188,11 @@ struct GradientConsumer : WorkConsumer {
     if (task.steps > 0)
       multiply<kN, kAcrossA, 1, false>(d);
     const float scale[2] = {factor, factor};
+    if (task.flags & kTaskBoxes) {
+      const RotaSequence &sequence = arguments.sequences[task.sequence];
+      stage_output<kN>(task, keys ? sequence.n_k : sequence.n_q, scale, d);
+      return;
+    }
     if (last)
       store<kN>(tensor, task, keys, dim, scale, d);
     else
@@ -187,7 +203,7 @@ struct GradientConsumer : WorkConsumer {
   ROTA_DEVICE void run() {
     const float unscale = 1.0f / kProbabilityScale;
     const float factor = arguments.scale * (kGradientsScaled ? unscale : 1.0f);
-    for (Ring<2> mail(0);;) {
+    for (Turns<2> mail(0);;) {
       const Task task = next_task(barriers, mail);
       switch (task.kind) {
       case ROTA_WORK_SCORES:
@@ -219,7 +235,7 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
 }
 
 ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &maps) {
-  run_works<GradientLoader, GradientConsumer>(arguments, maps);
+  run_works<GradientLoader, GradientConsumer, GradientOutput>(arguments, maps);
 }
 
 } // namespace rota

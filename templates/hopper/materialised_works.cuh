@@ -75,8 +75,11 @@ struct Task {
   long long place;                     // block of P in the workspace; or tile of sums
   int table, sums;                     // entry in the table of rows; forward: tile of sums
   int kv_begin, kv_end;                // kv tiles of the unit
+  int tensor_row, slot;                // first_row in the tensors
 };
-constexpr int kTaskEnd = 4, kTaskPartial = 16;
+constexpr int kTaskEnd = 4;
+// Flags beside the unit's: scores that are masked; an output that the copy engine stores.
+constexpr int kTaskPartial = 16, kTaskBoxes = 32;
 static_assert(sizeof(Task) <= kTaskBytes, "its place");
 
 // Of a stage, from the loader: bits below; which rows of B to clear (64 bits); B's first key.
@@ -84,6 +87,17 @@ constexpr unsigned kWordLast = 1, kWordClear = 2, kWordSuspect = 4;
 ROTA_DEVICE unsigned stage_words(unsigned shared, int stage) {
   return shared + (unsigned)(kStageWords + 16 * stage);
 }
+// lib/barrier.cuh's Ring for a power of two, in one register.
+template <int kCount> struct Turns {
+  static_assert((kCount & (kCount - 1)) == 0, "stage and parity are bits of the turn");
+  int turn;
+  ROTA_DEVICE explicit Turns(int first_parity) : turn(first_parity * kCount) {}
+  ROTA_DEVICE int stage() const { return turn & (kCount - 1); }
+  ROTA_DEVICE int before() const { return (turn - 1) & (kCount - 1); }
+  ROTA_DEVICE int parity() const { return turn / kCount & 1; }
+  ROTA_DEVICE void advance() { turn = (turn + 1) & (2 * kCount - 1); }
+};
+
 // What the loader says of a stage.
 struct StageNote {
   bool last, suspect;       // the sum's last; B may hold what is not finite in keys nobody attends
@@ -105,7 +119,7 @@ template <class Kernel> struct WorkLoader {
   const RotaMaterialised &plan;
   const Barriers barriers;
   const unsigned shared;
-  Ring<kStages> ring;
+  Turns<kStages> ring;
   int segment, next_ticket; // next_ticket: of the segment after
   RotaSegment current;
   RotaUnit &unit;         // of the segment; in shared memory
@@ -172,16 +186,16 @@ template <class Kernel> struct WorkLoader {
 
   // One stage: `fill(stage's address, barrier)`, by one lane, starts copies of so many bytes.
   template <class Fill> ROTA_DEVICE void step(int bytes, const StageNote &note, Fill fill) {
-    barrier_wait_phase(barriers.empty(ring.stage), ring.parity);
+    barrier_wait_phase(barriers.empty(ring.stage()), ring.parity());
     if (lane_index() == 0) {
-      const unsigned words = stage_words(shared, ring.stage);
+      const unsigned words = stage_words(shared, ring.stage());
       store_shared_word(words, (note.last ? kWordLast : 0) | (note.clear ? kWordClear : 0) |
                                    (note.suspect ? kWordSuspect : 0));
       store_shared_word(words + 4, (unsigned)note.clear);
       store_shared_word(words + 8, (unsigned)(note.clear >> 32));
       store_shared_word(words + 12, (unsigned)note.key);
-      barrier_expect(barriers.full(ring.stage), bytes);
-      fill(shared + (unsigned)(ring.stage * kStageBytes), barriers.full(ring.stage));
+      barrier_expect(barriers.full(ring.stage()), bytes);
+      fill(shared + (unsigned)(ring.stage() * kStageBytes), barriers.full(ring.stage()));
     }
     __syncwarp();
     ring.advance();
@@ -277,9 +291,19 @@ template <class Kernel> struct WorkLoader {
     task.place = 0;
     task.kv_begin = unit.kv_begin;
     task.kv_end = unit.kv_begin + unit.kv_tiles;
+    task.tensor_row = keys ? tensor_k(task.first_row) : tensor_q(task.first_row);
+    task.slot = (int)sequence.slot;
     task.sums = 0;
     task.table = keys ? 0 : row_entry(work.tile);
     return task;
+  }
+  // A finished output whose rows are all within the slot, in blocks of columns that are whole boxes
+  // or have none beside them.
+  ROTA_DEVICE int boxes_flag(const Task &task, bool keys, int dim, int columns) const {
+    const bool last = unit.flags & (keys ? ROTA_UNIT_LAST_K : ROTA_UNIT_LAST_Q);
+    const int rows = keys ? sequence.rows_k : sequence.rows_q;
+    const bool whole = columns % 64 == 0 || columns >= dim;
+    return last && whole && task.first_row + kTileQ <= rows ? kTaskBoxes : 0;
   }
   ROTA_DEVICE Task describe_scores(const RotaWork &work) const {
     Task task = describe_rows(work, false);
@@ -295,7 +319,7 @@ template <class Kernel> struct WorkLoader {
   // Takes works until there are none. The next ticket is drawn while this one's loads run.
   ROTA_DEVICE void run() {
     Kernel &kernel = static_cast<Kernel &>(*this);
-    Ring<2> mail(1);
+    Turns<2> mail(1);
     for (int ticket = draw();;) {
       const bool more = ticket < plan.ticket_count;
       RotaWork work = {0, 0};
@@ -307,10 +331,10 @@ template <class Kernel> struct WorkLoader {
         task = kernel.describe(work);
         wait(task.kind == (int)ROTA_WORK_SCORES);
       }
-      barrier_wait_phase(barriers.task_empty(mail.stage), mail.parity);
+      barrier_wait_phase(barriers.task_empty(mail.stage()), mail.parity());
       if (lane_index() == 0) {
-        *reinterpret_cast<Task *>(dynamic_shared() + kMailbox + mail.stage * kTaskBytes) = task;
-        barrier_arrive(barriers.task_full(mail.stage));
+        *reinterpret_cast<Task *>(dynamic_shared() + kMailbox + mail.stage() * kTaskBytes) = task;
+        barrier_arrive(barriers.task_full(mail.stage()));
       }
       __syncwarp();
       mail.advance();
@@ -330,38 +354,35 @@ template <class Kernel> struct WorkLoader {
 };
 
 // The next task, for a warp; its place is free again on return.
-ROTA_DEVICE Task next_task(const Barriers &barriers, Ring<2> &mail) {
-  barrier_wait_phase(barriers.task_full(mail.stage), mail.parity);
+ROTA_DEVICE Task next_task(const Barriers &barriers, Turns<2> &mail) {
+  barrier_wait_phase(barriers.task_full(mail.stage()), mail.parity());
   const Task task =
-      *reinterpret_cast<const Task *>(dynamic_shared() + kMailbox + mail.stage * kTaskBytes);
+      *reinterpret_cast<const Task *>(dynamic_shared() + kMailbox + mail.stage() * kTaskBytes);
   __syncwarp();
   if (lane_index() == 0)
-    barrier_arrive(barriers.task_empty(mail.stage));
+    barrier_arrive(barriers.task_empty(mail.stage()));
   mail.advance();
   return task;
 }
 
-// ---- Store warps: one per warpgroup, from staging to the workspace ----
+// ---- Store warps: one per warpgroup, from staging to the workspace and to finished outputs ----
 
-ROTA_DEVICE void store_scores(const RotaMaterialised &plan, Barriers barriers, unsigned shared,
-                              int group) {
-  Ring<2> mail(0), ring(0);
-  for (;;) {
-    const Task task = next_task(barriers, mail);
-    if (task.kind == kTaskEnd)
-      return;
-    if (task.kind != (int)ROTA_WORK_SCORES)
-      continue;
-    unsigned char *to = plan.scores + task.place * kScoreBlock + group * kPartBytes;
-    for (int i = 0; i < kPairBlocks * kScorePlanes; i++) { // 64 keys each: P, P, P, P, dS ...
-      barrier_wait_phase(barriers.staged(group, ring.stage), ring.parity);
+struct StoreWarp {
+  const RotaMaterialised &plan;
+  const Barriers barriers;
+  const unsigned shared;
+  const int group;
+  Turns<2> ring;
+
+  // `count` parts as they are staged: store(part, where it lies), by one lane; then the signal.
+  template <class Store> ROTA_DEVICE void take(int count, int *signal, Store store) {
+    for (int i = 0; i < count; i++) {
+      barrier_wait_phase(barriers.staged(group, ring.stage()), ring.parity());
       if (lane_index() == 0) {
-        store_bytes(to + i % kPairBlocks * kScoreBlock + i / kPairBlocks * kBytesA,
-                    shared + (unsigned)(kStaging + (2 * group + ring.stage) * kPartBytes),
-                    kPartBytes);
+        store(i, shared + (unsigned)(kStaging + (2 * group + ring.stage()) * kPartBytes));
         bulk_commit();
         bulk_wait_read<0>();
-        barrier_arrive(barriers.unstaged(group, ring.stage));
+        barrier_arrive(barriers.unstaged(group, ring.stage()));
       }
       __syncwarp();
       ring.advance();
@@ -369,11 +390,35 @@ ROTA_DEVICE void store_scores(const RotaMaterialised &plan, Barriers barriers, u
     if (lane_index() == 0) {
       bulk_wait<0>();
       fence_global_for_engines();
-      add_release(plan.counters + 1 + 2 * task.chunk, 1);
+      add_release(signal, 1);
     }
     __syncwarp();
   }
-}
+
+  // The whole warp. Output tells the map and the columns of a kind of output.
+  template <class Output> ROTA_DEVICE void run(const RotaTensorMaps &maps) {
+    for (Turns<2> mail(0);;) {
+      const Task task = next_task(barriers, mail);
+      if (task.kind == kTaskEnd)
+        return;
+      int *signals = plan.counters + 1 + 2 * task.chunk;
+      if (task.kind == (int)ROTA_WORK_SCORES) {
+        unsigned char *to = plan.scores + task.place * kScoreBlock + group * kPartBytes;
+        // 64 keys each: P, P, P, P, dS ...
+        take(kPairBlocks * kScorePlanes, signals, [&](int i, unsigned from) {
+          store_bytes(to + i % kPairBlocks * kScoreBlock + i / kPairBlocks * kBytesA, from,
+                      kPartBytes);
+        });
+      } else if (task.flags & kTaskBoxes) {
+        const RotaTensorMap *map = &maps.map[Output::map(task.kind)];
+        take((Output::columns(task.kind) + 63) / 64, signals + 1, [&](int i, unsigned from) {
+          store_box(map, task.columns + 64 * i, task.tensor_row + 64 * group, task.head, task.slot,
+                    from);
+        });
+      }
+    }
+  }
+};
 
 // ---- Consumers ----
 
@@ -383,8 +428,8 @@ struct WorkConsumer {
   const Barriers barriers;
   const unsigned shared;
   const int group, thread; // warpgroup; thread within it
-  Ring<kStages> ring;
-  Ring<2> staging;
+  Turns<kStages> ring;
+  Turns<2> staging;
 
   ROTA_DEVICE WorkConsumer(const RotaArguments &arguments, Barriers barriers, unsigned shared,
                            int group)
@@ -432,10 +477,10 @@ struct WorkConsumer {
   // The products of one stage; returns whether it was the sum's last.
   template <int kN, int kAcrossA, int kAcrossB, bool kFirst>
   ROTA_DEVICE bool multiply_stage(float (&d)[kN / 2]) {
-    barrier_wait_phase(barriers.full(ring.stage), ring.parity);
-    const unsigned a = shared + (unsigned)(ring.stage * kStageBytes + group * kPartBytes);
-    const unsigned b = shared + (unsigned)(ring.stage * kStageBytes + kBytesA);
-    const unsigned words = stage_words(shared, ring.stage), word = load_shared_word(words);
+    barrier_wait_phase(barriers.full(ring.stage()), ring.parity());
+    const unsigned a = shared + (unsigned)(ring.stage() * kStageBytes + group * kPartBytes);
+    const unsigned b = shared + (unsigned)(ring.stage() * kStageBytes + kBytesA);
+    const unsigned words = stage_words(shared, ring.stage()), word = load_shared_word(words);
     if (kAcrossB && (word & (kWordClear | kWordSuspect)))
       clear_rows<kN>(word, words, b, [](int) { return false; });
     const Descriptor from_a = kAcrossA ? describe_across(a, 64) : describe_along(a);
@@ -461,24 +506,22 @@ struct WorkConsumer {
   template <int kN, int kAcrossA, int kAcrossB, bool kFresh>
   ROTA_DEVICE void multiply(float (&d)[kN / 2]) {
     bool last = multiply_stage<kN, kAcrossA, kAcrossB, kFresh>(d);
-    int before = ring.stage;
     ring.advance();
     while (!last) {
       last = multiply_stage<kN, kAcrossA, kAcrossB, false>(d);
       wgmma_wait<1>();
-      release(before);
-      before = ring.stage;
+      release(ring.before());
       ring.advance();
     }
     wgmma_wait<0>();
     wgmma_touch(d);
-    release(before);
+    release(ring.before());
   }
 
   // Packed pairs of 64 keys to staging, in the order of a box.
   ROTA_DEVICE void stage(const unsigned (&x)[16]) {
-    barrier_wait_phase(barriers.unstaged(group, staging.stage), staging.parity);
-    const unsigned to = shared + (unsigned)(kStaging + (2 * group + staging.stage) * kPartBytes);
+    barrier_wait_phase(barriers.unstaged(group, staging.stage()), staging.parity());
+    const unsigned to = shared + (unsigned)(kStaging + (2 * group + staging.stage()) * kPartBytes);
     const int row = thread / kWarp * 16 + lane_index() % 16, chunk = lane_index() / 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -486,11 +529,34 @@ struct WorkConsumer {
       store_matrices(to + (unsigned)box_offset(64, row, 2 * i + chunk), four);
     }
     fence_shared_for_engines();
-    barrier_arrive(barriers.staged(group, staging.stage));
+    barrier_arrive(barriers.staged(group, staging.stage()));
     staging.advance();
   }
 
-  // Rows of an output: rounded, times scale[r]; rows beyond `used` as zeros.
+  // Rows of an output for the store warp: rounded, times scale[r]; rows beyond `used` as zeros.
+  template <int kN>
+  ROTA_DEVICE void stage_output(const Task &task, int used, const float (&scale)[2],
+                                const float (&d)[kN / 2]) {
+    bool zero[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      zero[r] = task.first_row + lane_row(r) >= used || scale[r] == 0.0f;
+    for_parts([&](auto part) {
+      constexpr int kFirst = 32 * decltype(part)::kIndex;
+      if constexpr (kFirst < kN / 2) {
+        unsigned words[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+          const int at = kFirst + 2 * i, r = i % 2;
+          words[i] = 0;
+          if (at < kN / 2 && !zero[r])
+            words[i] = pack(scale[r] * d[at], scale[r] * d[at + 1], Element());
+        }
+        stage(words);
+      }
+    });
+  }
+  // The same, by the consumers themselves.
   template <int kN>
   ROTA_DEVICE void store(const RotaTensor &tensor, const Task &task, bool keys, int dim,
                          const float (&scale)[2], const float (&d)[kN / 2]) const {
@@ -563,7 +629,7 @@ ROTA_DEVICE void start_barriers(Barriers barriers) {
 }
 
 // A block of 384 threads, two consumer warpgroups first.
-template <class Loader, class Consumer>
+template <class Loader, class Consumer, class Output>
 ROTA_DEVICE void run_works(const RotaArguments &arguments, const RotaTensorMaps &maps) {
   const unsigned shared = shared_address(dynamic_shared());
   const Barriers barriers = {shared + (unsigned)kBarriers};
@@ -576,7 +642,8 @@ ROTA_DEVICE void run_works(const RotaArguments &arguments, const RotaTensorMaps 
     if (warp == 0)
       Loader(arguments, maps, barriers, shared).run();
     else if (warp <= 2)
-      store_scores(arguments.materialised, barriers, shared, warp - 1);
+      StoreWarp{arguments.materialised, barriers, shared, warp - 1, Turns<2>(0)}
+          .template run<Output>(maps);
   } else {
     registers_raise<224>();
     Consumer(arguments, barriers, shared, group).run();

@@ -47,7 +47,9 @@ static void test_c7_sequences_without_queries(void **state) {
   (void)state;
   static const int32_t full_q[] = {0, 0, 1208, 2048, 2048}, full_k[] = {0, 2538, 4280, 5120, 8192};
   static const int32_t small_q[] = {0, 0, 151, 256, 256}, small_k[] = {0, 317, 535, 640, 1024};
-  for (int causal = 0; causal < 2; causal++) {
+  static const char *const algorithms[] = {"ordered", "materialised"};
+  for (int i = 0; i < case_size(4, 2); i++) {
+    bool causal = i % 2 != 0;
     TrialShape shape = {.dtype = ROTA_BF16,
                         .head_dim = 256,
                         .heads = 4,
@@ -56,14 +58,14 @@ static void test_c7_sequences_without_queries(void **state) {
                         .mask = causal ? "causal" : NULL,
                         .cu_q = case_device.gpu ? full_q : small_q,
                         .cu_k = case_device.gpu ? full_k : small_k,
-                        .backward = "ordered"};
+                        .backward = algorithms[i / 2]};
     case_check(causal ? "C7 causal" : "C7", &shape);
     Trial *trial = case_prepare(&shape);
     case_run(trial);
     for (int k = 0; k < shape.cu_k[1]; k++)
-      for (int i = 0; i < 256; i++) {
-        assert_true(trial_get(trial, TRIAL_D_K, 0, k, 0, i) == 0.0);
-        assert_true(trial_get(trial, TRIAL_D_V, 0, k, 0, i) == 0.0);
+      for (int j = 0; j < 256; j++) {
+        assert_true(trial_get(trial, TRIAL_D_K, 0, k, 0, j) == 0.0);
+        assert_true(trial_get(trial, TRIAL_D_V, 0, k, 0, j) == 0.0);
       }
     trial_destroy(trial);
   }
@@ -110,10 +112,10 @@ static Digest unused_query_bits(const TrialShape *shape, double rest) {
 static void test_c11_unused_queries(void **state) {
   (void)state;
   static const int32_t used_q[] = {100, 64, 3, 0};
-  static const char *const algorithms[] = {"ordered", "two_pass", "materialised"};
-  for (int i = 0; i < case_size(3, 2); i++) {
+  static const char *const algorithms[] = {"ordered", "two_pass", "exact", "materialised"};
+  for (int i = 0; i < case_size(4, 2); i++) {
     TrialShape shape = {.dtype = ROTA_BF16,
-                        .head_dim = i < 2 ? case_size(128, 16) : 512,
+                        .head_dim = i < 3 ? case_size(128, 16) : 512,
                         .heads = 2,
                         .batch = 4,
                         .n_q = 128,
@@ -128,10 +130,10 @@ static void test_c11_unused_queries(void **state) {
 static void test_c11_cache(void **state) {
   (void)state;
   static const int32_t used[] = {32, 64, 96, 48}, used_q[] = {3, 8, 0, 5};
-  static const char *const algorithms[] = {"ordered", "two_pass", "materialised"};
-  for (int i = 0; i < case_size(3, 2); i++) {
+  static const char *const algorithms[] = {"ordered", "two_pass", "exact", "materialised"};
+  for (int i = 0; i < case_size(4, 2); i++) {
     TrialShape shape = {.dtype = ROTA_BF16,
-                        .head_dim = i < 2 ? 64 : 512,
+                        .head_dim = i < 3 ? 64 : 512,
                         .heads = 4,
                         .kv_heads = 2,
                         .batch = 4,
@@ -210,6 +212,36 @@ static void test_any_layout_any_dim(void **state) {
   }
 }
 
+/* ---- C14: head dims ---- */
+
+/* Each with the algorithm that is chosen for it. */
+static void test_c14_head_dims(void **state) {
+  (void)state;
+  const int dims[][2] = {{512, 512}, {192, 128}, {576, 512}, {320, 256}, {64, 128},
+                         {88, 88},   {80, 80},   {72, 72},   {46, 46},   {8, 8}};
+  for (int i = 0; i < 10; i++) {
+    TrialShape shape = {.dtype = ROTA_BF16,
+                        .head_dim = dims[i][0],
+                        .head_dim_v = dims[i][1],
+                        .heads = 28,
+                        .kv_heads = 4,
+                        .batch = 1,
+                        .n_q = case_size(300, 40),
+                        .n_k = case_size(433, 50),
+                        .mask = "causal",
+                        .layout = dims[i][0] % 8 ? ROTA_LAYOUT_ANY : ROTA_LAYOUT_ALIGNED};
+    Trial *trial = case_prepare(&shape);
+    Digest first = case_bits(trial), second = case_bits(trial);
+    assert_string_equal(first.hex, second.hex);
+    TrialReport report = trial_check(trial);
+    printf("  C14, d %d/%d ", dims[i][0], dims[i][1]);
+    trial_print_report(&report);
+    assert_true(report.good);
+    assert_true(trial_margins_intact(trial));
+    trial_destroy(trial);
+  }
+}
+
 /* ---- C15: nothing to do ---- */
 
 static void test_c15_empty(void **state) {
@@ -267,6 +299,42 @@ static void test_documents(void **state) {
   case_check("documents", &shape);
 }
 
+/* ---- Heads of a group side by side in a query tile: sizes that divide a tile and others, few
+ * queries and many ---- */
+
+static void test_groups(void **state) {
+  (void)state;
+  static const int32_t cu_q[] = {0, 1, 5, 21, 150}, cu_k[] = {0, 900, 1030, 1159, 1300};
+  static const int32_t small_q[] = {0, 1, 5, 21, 60}, small_k[] = {0, 90, 130, 159, 220};
+  static const struct {
+    int heads, kv_heads, head_dim;
+    const char *mask, *score;
+    bool sink;
+  } groups[] = {{8, 1, 128, "causal", NULL, true},
+                {12, 1, 64, "window(100, 0)", NULL, false},
+                {6, 2, 128, NULL, "softcap(20)", false},
+                {10, 2, 192, "causal", NULL, false},
+                {64, 1, 128, "causal & dilated(2)", NULL, false},
+                {37, 1, 64, "causal", "score \"s - 0.01 * (h + 1) * abs(q - k)\"", true},
+                {8, 2, 128, "causal & where \"h < 6 or k < 50\"", NULL, false}};
+  for (int i = 0; i < 7; i++) {
+    char name[48];
+    snprintf(name, sizeof name, "group of %d", groups[i].heads / groups[i].kv_heads);
+    TrialShape shape = {.dtype = i % 2 ? ROTA_FP16 : ROTA_BF16,
+                        .head_dim = groups[i].head_dim,
+                        .heads = groups[i].heads,
+                        .kv_heads = groups[i].kv_heads,
+                        .batch = 4,
+                        .mask = groups[i].mask,
+                        .score = groups[i].score,
+                        .sink = groups[i].sink,
+                        .cu_q = case_device.gpu ? cu_q : small_q,
+                        .cu_k = case_device.gpu ? cu_k : small_k,
+                        .backward = "two_pass"};
+    case_check(name, &shape);
+  }
+}
+
 int cases_shapes(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_c5_causal_alignments),
@@ -275,8 +343,10 @@ int cases_shapes(void) {
       cmocka_unit_test(test_c11_unused_queries),
       cmocka_unit_test(test_c12_strides_do_not_matter),
       cmocka_unit_test(test_any_layout_any_dim),
+      cmocka_unit_test(test_c14_head_dims),
       cmocka_unit_test(test_c15_empty),
       cmocka_unit_test(test_documents),
+      cmocka_unit_test(test_groups),
   };
   return cmocka_run_group_tests_name("shapes", tests, NULL, NULL);
 }
