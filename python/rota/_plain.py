@@ -79,6 +79,13 @@ class _Block:
         self.address = c.addressof(c.c_char.from_buffer(self.memory))
 
 
+# Workspaces up to this size are kept, one per stream and thread that launches at once: what a
+# stream runs, it runs in order. Larger ones are allocated, which takes less than their kernels do.
+_SPACE_KEPT = 1 << 20
+_STREAMS_KEPT = 16
+_spaces: dict[tuple[int, int], list[Tensor]] = {}
+
+
 def _pattern(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """For empty_like, which is faster than to name a size, a dtype and a device; holds one element
     at most. (Of a single one, expanded, empty_like would keep the strides of 0.)"""
@@ -138,12 +145,15 @@ class _Recipe:
         size = self.workspace
         if self.ordinal >= 0:
             stream = current_stream(self.ordinal)
-            if size:
+            capturing = is_capturing()
+            if size == 0:
+                plan.run(block.address, 0, 0, stream)
+            elif size > _SPACE_KEPT or capturing:
                 memory = torch.empty_like(self.space)
                 plan.run(block.address, memory.data_ptr(), size, stream)
             else:
-                plan.run(block.address, 0, 0, stream)
-            if plan.dropped or stream not in plan.streams or is_capturing():
+                self._run_in_kept_space(plan, block, stream)
+            if capturing or plan.dropped or stream not in plan.streams:
                 note_use(plan, self.device, stream)
         elif size == 0:
             plan.run(block.address, 0, 0)
@@ -153,19 +163,34 @@ class _Recipe:
             plan.run(block.address, address + -address % 256, size)
         self.spare.append(block)
 
+    def _run_in_kept_space(self, plan: Plan, block: _Block, stream: int) -> None:
+        spare = _spaces.get((self.ordinal, stream))
+        if spare is None:
+            if len(_spaces) >= _STREAMS_KEPT:
+                _spaces.clear()
+            spare = _spaces[self.ordinal, stream] = []
+        try:
+            memory = spare.pop()
+        except IndexError:
+            memory = torch.empty(_SPACE_KEPT, dtype=torch.uint8, device=self.device)
+        plan.run(block.address, memory.data_ptr(), self.workspace, stream)
+        spare.append(memory)
+
 
 _RECIPES_KEPT = 1024
 
 
-def _keep(recipes: dict[Any, _Recipe], key: Any, made: Made, q: Tensor) -> Optional[_Recipe]:
+def _recipe_of(made: Made, q: Tensor) -> Optional[_Recipe]:
     """Unless strides had to be mended, or an odd address made the run take the slower layout."""
     odd = made.layout == native.LAYOUT_ANY and any(view[0] % 16 for view in made.views)
-    if made.copied or odd:
-        return None
+    return None if made.copied or odd else _Recipe(made, q.device)
+
+
+def _keep(recipes: dict[Any, _Recipe], key: Any, recipe: _Recipe) -> None:
+    """Once it is complete: other threads find it at once."""
     if len(recipes) >= _RECIPES_KEPT:
         recipes.clear()
-    recipe = recipes[key] = _Recipe(made, q.device)
-    return recipe
+    recipes[key] = recipe
 
 
 # ---- Calls ----------------------------------------------------------------------------------
@@ -232,7 +257,7 @@ class Options:
             o = _turned(o)
         else:
             o, lse, made = forward_once(q, k, v, self.context)
-        recipe = _keep(self.recipes, signature, made, q)
+        recipe = _recipe_of(made, q)
         if recipe is not None:
             like = torch.empty_like(q)
             like_q = like.shape == o.shape and like.stride() == o.stride()
@@ -240,6 +265,7 @@ class Options:
             recipe.outputs = (like_q, tuple(o.shape), o.stride(), like_lse)
             recipe.strides = (q.stride(), k.stride(), v.stride())
             recipe.metadata = _metadata(q, k, v, o, lse)
+            _keep(self.recipes, signature, recipe)
         return o, lse, None
 
     def backward(
@@ -311,10 +337,12 @@ class Options:
         if self.heads_first:
             found = [_turned(t) for t in found]
         if forward is not None:
-            recipe = _keep(forward.backwards, d_o.stride(), made, q)
+            recipe = _recipe_of(made, q)
             alike = all(torch.empty_like(t).stride() == f.stride() for t, f in zip(given, found))
-            if recipe is not None and not alike:
-                recipe.outputs = [(tuple(t.shape), t.stride()) for t in found]
+            if recipe is not None:
+                if not alike:
+                    recipe.outputs = [(tuple(t.shape), t.stride()) for t in found]
+                _keep(forward.backwards, d_o.stride(), recipe)
         return found
 
 
@@ -351,6 +379,9 @@ class _Attention(torch.autograd.Function):
 
 # Function.apply itself first looks for functorch, where `unobserved` has found nothing.
 _record: Any = super(torch.autograd.Function, _Attention).apply  # type: ignore
+# And its node's apply looks up and compares methods, to find the one above.
+if hasattr(_Attention, "_backward_cls"):
+    _Attention._backward_cls.apply = _Attention.backward
 
 
 def _observed_backward(

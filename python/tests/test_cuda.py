@@ -1,6 +1,8 @@
 """The same on a GPU: against the fp32 CPU device and against PyTorch's own kernels; streams, CUDA
 graphs, devices, allocations. Skipped, loudly, without one."""
 
+import threading
+
 import pytest
 import rota
 import torch
@@ -130,6 +132,50 @@ def test_against_flash_attn():
                     dict(causal=True, alibi_slopes=torch.rand(8, device="cuda"))):  # fmt: skip
         found = rota.flash_attn_func(q, k, v, **options)
         wanted = flash.flash_attn_func(q, k, v, **options)
+        close(found, wanted)
+        d_o = torch.randn_like(found)
+        for a, b in zip(gradients(found, (q, k, v), d_o), gradients(wanted, (q, k, v), d_o)):
+            close(a, b, factor=2)
+
+
+def flash_attention_of_torch(q, k, v, cu=(None, None), longest=None, causal=False,
+                             window_size=(-1, -1)):  # fmt: skip
+    """The FlashAttention-2 kernels that torch carries, given what flash-attn gives them."""
+    longest = longest or (q.shape[1], k.shape[1])
+    left, right = window_size
+    return torch.ops.aten._flash_attention_forward(
+        q, k, v, *cu, *longest, 0.0, causal, False,
+        window_size_left=left, window_size_right=right,
+    )[:2]  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
+@pytest.mark.parametrize("lengths", [(300, 300), (200, 333)])
+@pytest.mark.parametrize(
+    "options",
+    [dict(causal=True), dict(window_size=(50, 20)), dict(causal=True, window_size=(70, -1))],
+    ids=["causal", "window", "left"],
+)
+def test_against_the_flash_attention_of_torch(heads, lengths, options):
+    q, k, v = on_gpu(2, *lengths, *heads, 64)
+    found, lse, _ = rota.flash_attn_func(q, k, v, return_attn_probs=True, **options)
+    wanted, wanted_lse = flash_attention_of_torch(q, k, v, **options)
+    close(found, wanted)
+    close(lse, wanted_lse, q.dtype)
+    d_o = torch.randn_like(found)
+    for a, b in zip(gradients(found, (q, k, v), d_o), gradients(wanted, (q, k, v), d_o)):
+        close(a, b, factor=2)
+
+
+def test_packed_against_the_flash_attention_of_torch():
+    q, k, v = (t[0].detach().requires_grad_() for t in on_gpu(1, 700, 800, 8, 2, 64))
+    cu_q, cu_k = (
+        torch.tensor(ends, dtype=torch.int32, device="cuda")
+        for ends in ([0, 100, 420, 700], [0, 150, 500, 800])
+    )
+    for options in (dict(causal=True), dict(causal=True, window_size=(60, 0))):
+        found = rota.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 320, 350, **options)
+        wanted, _ = flash_attention_of_torch(q, k, v, (cu_q, cu_k), (320, 350), **options)
         close(found, wanted)
         d_o = torch.randn_like(found)
         for a, b in zip(gradients(found, (q, k, v), d_o), gradients(wanted, (q, k, v), d_o)):
@@ -341,6 +387,28 @@ def test_repeated_calls_go_the_short_way_and_agree(layout):
         assert all(same_bits(a, b) and a.stride() == b.stride() for a, b in zip(runs[0], run))
 
 
+def test_threads_on_one_stream_share_no_workspace():
+    inputs = [on_gpu(1, 300, 300, 4, 4, 64, seed=seed) for seed in range(4)]
+    d_o = torch.randn_like(inputs[0][0])
+    wanted = [gradients(rota.attention(*qkv, mask="causal"), qkv, d_o) for qkv in inputs]
+    results = [[] for _ in inputs]
+
+    def work(i):
+        with torch.autograd.set_multithreading_enabled(False):  # backward in this thread
+            for _ in range(20):
+                o = rota.attention(*inputs[i], mask="causal")
+                results[i].append(gradients(o, inputs[i], d_o))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for found, right in zip(results, wanted):
+        assert len(found) == 20
+        assert all(same_bits(a, b) for run in found for a, b in zip(run, right))
+
+
 def test_activation_checkpointing():
     from torch.utils.checkpoint import checkpoint
 
@@ -370,6 +438,24 @@ def test_compile_without_recompiles_over_lengths():
         close(o, layer(q, k, v))
         assert all(g.isfinite().all() for g in torch.autograd.grad(o.sum(), (q, k, v)))
     assert counters["stats"]["unique_graphs"] <= 2 and not counters["graph_break"]
+
+
+def test_compile_that_captures_graphs():
+    """torch.compile's own CUDA graphs: it runs a few times before it captures, which prepares."""
+
+    def layer(q, k, v):
+        return rota.attention(2 * q, k, v, mask="causal").square()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, mode="reduce-overhead", fullgraph=True)
+    for seed in range(6):
+        torch.compiler.cudagraph_mark_step_begin()
+        q, k, v = on_gpu(1, 256, 256, 4, 4, 64, seed=seed)
+        o = compiled(q, k, v)
+        found = [g.clone() for g in torch.autograd.grad(o.sum(), (q, k, v))]
+        exact = torch.autograd.grad(layer(q, k, v).sum(), (q, k, v))
+        for a, b in zip(found, exact):
+            close(a, b)
 
 
 def test_opcheck():
