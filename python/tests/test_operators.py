@@ -79,6 +79,66 @@ def test_compile_fullgraph_without_recompiles_over_lengths(backend):
     assert not counters["graph_break"]
 
 
+def autocast(q, k, v):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return rota.attention(q, k, v, "causal").float()
+
+
+def turned(*tensors):
+    return [t.transpose(1, 2) for t in tensors]
+
+
+FORMS = {
+    "autocast": (autocast, lambda n: ()),
+    "document": (
+        lambda q, k, v, ids: rota.attention(q, k, v, "causal & document", None, {"document": ids}),
+        lambda n: (torch.arange(n, dtype=torch.int32).expand(2, n) // 9,),
+    ),
+    "sink": (
+        lambda q, k, v, sink, slope: rota.attention(
+            q, k, v, "causal", "alibi", {"slope": slope}, sink=sink
+        ),
+        lambda n: (torch.randn(4), torch.rand(4)),
+    ),
+    "used": (
+        lambda q, k, v, used: rota.attention(q, k, v, "causal", seqused_k=used),
+        lambda n: (torch.tensor([n, n - 3]),),
+    ),
+    "packed": (
+        lambda q, k, v, ends: rota.attention(
+            q[0], k[0], v[0], "causal", cu_seqlens_q=ends, cu_seqlens_k=ends
+        ),
+        lambda n: (torch.tensor([0, 10, n]),),
+    ),
+    "sdpa": (
+        lambda q, k, v, mask: rota.scaled_dot_product_attention(
+            *turned(q, k, v), mask, enable_gqa=True
+        ),
+        lambda n: (torch.rand(n, n) < 0.8,),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compile_other_forms_without_recompiles_over_lengths(form):
+    layer, others = FORMS[form]
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for length in (33, 40, 57, 64):
+        inputs = random_inputs(2, length, length, 4, 2, 16)
+        more = others(length)
+        found, wanted = compiled(*inputs, *more), layer(*inputs, *more)
+        torch.testing.assert_close(found, wanted)
+        for a, b in zip(
+            torch.autograd.grad(found.sum(), inputs), torch.autograd.grad(wanted.sum(), inputs)
+        ):
+            torch.testing.assert_close(a, b)
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
+
+
 def test_compile_packed_with_tensors_and_drop_ins():
     offsets = torch.tensor([0, 10, 33], dtype=torch.int32)
     slope = torch.rand(4)
