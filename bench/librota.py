@@ -29,7 +29,7 @@ def _binding():
 _layer = _binding()
 Tensor, NamedTensor, NamedValue = _layer.Tensor, _layer.NamedTensor, _layer.NamedValue
 Lengths, Arguments, PlanRequest = _layer.Lengths, _layer.Arguments, _layer.PlanRequest
-KernelRequest, KernelInfo = _layer.KernelRequest, _layer.KernelInfo
+KernelRequest, KernelInfo, PlanInfo = _layer.KernelRequest, _layer.KernelInfo, _layer.PlanInfo
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.int32: 3}
 FORWARD, BACKWARD = 0, 1
@@ -156,6 +156,12 @@ class Call:
                 max(size, 256), dtype=torch.uint8, device="cuda"
             )
         return self.plans[direction]
+
+    def tiles(self, direction=FORWARD):
+        """Query and kv rows of a tile, as "128x64"."""
+        info = PlanInfo()
+        self.lib.rota_plan_get_info(self.plan(direction), c.byref(info))
+        return f"{info.tile_q}x{info.tile_kv}"
 
     def run(self, direction):
         plan, workspace = self.plan(direction), self.workspaces[direction]

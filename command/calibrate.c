@@ -63,11 +63,11 @@ static int compare_times(const void *a, const void *b) {
 /* Median of some rounds, each long enough to be timed by the host's clock. */
 static rota_status time_sample(RunState *run, Sample *sample, void *workspace) {
   double seconds;
-  ROTA_TRY(run_time_backward(run, sample->plan, workspace, 2, &seconds));
-  ROTA_TRY(run_time_backward(run, sample->plan, workspace, 2, &seconds));
+  ROTA_TRY(run_time(run, sample->plan, workspace, 2, &seconds));
+  ROTA_TRY(run_time(run, sample->plan, workspace, 2, &seconds));
   int batch = 1 + (int)(batch_seconds / (seconds > 1e-6 ? seconds : 1e-6));
   for (int round = 0; round < ROUNDS; round++)
-    ROTA_TRY(run_time_backward(run, sample->plan, workspace, batch, &sample->seconds[round]));
+    ROTA_TRY(run_time(run, sample->plan, workspace, batch, &sample->seconds[round]));
   qsort(sample->seconds, ROUNDS, sizeof(double), compare_times);
   return ROTA_OK;
 }
@@ -76,7 +76,10 @@ static rota_status add_sample(Calibration *calibration, RunState *run, int shape
                               const char *schedule) {
   Sample *sample = &calibration->samples[calibration->count++];
   *sample = (Sample){.shape = shape, .schedule = schedule};
-  ROTA_TRY(run_prepare_backward(run, BACKWARD_ORDERED, schedule, &sample->kernel, &sample->plan));
+  Candidate candidate = {
+      .direction = ROTA_BACKWARD, .backward = BACKWARD_ORDERED, .tiling = "auto"};
+  snprintf(candidate.schedule, sizeof candidate.schedule, "%s", schedule);
+  ROTA_TRY(run_prepare(run, &candidate, &sample->kernel, &sample->plan));
   void *workspace;
   ROTA_TRY(buffer_create(&run->buffers, rota_plan_workspace_size(sample->plan), &workspace));
   rota_status status = time_sample(run, sample, workspace);

@@ -39,6 +39,8 @@ rota_status model_target(const Options *options, Model *model, Target *target) {
   if (options->architecture)
     return script_target(model->script, options->architecture, target);
   Device *device;
+  if (options->device == ROTA_DEVICE_CPU) /* as its kernels do */
+    return script_target(model->script, "sm_80", target);
   if (device_open(options->ordinal, &device) != ROTA_OK) {
     status_clear();
     return script_target(model->script, "sm_80", target);

@@ -21,7 +21,7 @@ typedef struct Model {
 rota_status model_open(const Options *options, Model *model);
 void model_close(Model *model);
 
-/* --arch, else the GPU's own, else sm_80. */
+/* --arch, else the GPU's own, else (and for --device cpu) sm_80. */
 rota_status model_target(const Options *options, Model *model, Target *target);
 /* The program of one direction; the caller destroys it. */
 rota_status model_program(const Options *options, Model *model, rota_direction direction,

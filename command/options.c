@@ -14,7 +14,8 @@ static const struct {
   struct argp_option option;
 } table[] = {
     {OPTIONS_MODEL, {"evaluate", 'e', "CHUNK", 0, "Take CHUNK as the model script", 1}},
-    {OPTIONS_TARGET, {"direction", 'd', "DIRECTION", 0, "forward or backward (default: both)", 2}},
+    {OPTIONS_TARGET | OPTIONS_DIRECTION,
+     {"direction", 'd', "DIRECTION", 0, "forward or backward (default: both)", 2}},
     {OPTIONS_TARGET | OPTIONS_ARCH,
      {"arch", 'a', "ARCH", 0, "Architecture: sm_80, sm_90, ... (default: the GPU's)", 2}},
     {OPTIONS_TARGET, {"layout", 'l', "CLASS", 0, "aligned (16-byte accesses, default) or any", 2}},

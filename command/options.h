@@ -57,6 +57,7 @@ enum {
   OPTIONS_DEVICE = 2048, /* --device */
   OPTIONS_ARCH = 4096,   /* --arch alone */
   OPTIONS_EXPLAIN = 8192,
+  OPTIONS_DIRECTION = 16384, /* --direction alone */
 };
 
 /* Parses arguments[1 ..] of subcommand arguments[0]; exits with 64 on a usage error, 0 after

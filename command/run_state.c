@@ -104,43 +104,47 @@ static void fill_arguments(RunState *run) {
                                     .d_sink = tensors[RUN_d_sink].address};
 }
 
+rota_layout run_layout(const Options *options, const Spec *spec) {
+  int64_t vector = 16 / dtype_size(spec->dtype); /* elements of a 16-byte access */
+  bool aligned = spec->head_dim % vector == 0 && spec->head_dim_v % vector == 0;
+  return aligned ? options->layout : ROTA_LAYOUT_ANY;
+}
+
 /* Kernel and plan of one direction. */
 static rota_status prepare(RunState *run, const rota_spec *chosen, rota_direction direction,
                            rota_kernel **kernel, rota_plan **plan) {
   rota_kernel_request request = {.direction = direction,
                                  .device = run->options->device,
                                  .device_ordinal = run->options->ordinal,
-                                 .layout = run->options->layout,
+                                 .layout = run_layout(run->options, &run->model.spec),
                                  .architecture = run->options->architecture};
-  const Spec *spec = &run->model.spec;
-  int64_t vector = 16 / dtype_size(spec->dtype); /* elements of a 16-byte access */
-  if (spec->head_dim % vector || spec->head_dim_v % vector)
-    request.layout = ROTA_LAYOUT_ANY;
   ROTA_TRY(rota_kernel_prepare(run->context, chosen, &request, kernel));
   rota_plan_request plan_request = inputs_plan_request(run->options, &run->inputs);
   return rota_plan_create(*kernel, &plan_request, plan);
 }
 
-rota_status run_prepare_backward(RunState *run, Backward backward, const char *schedule,
-                                 rota_kernel **kernel, rota_plan **plan) {
+rota_status run_prepare(RunState *run, const Candidate *candidate, rota_kernel **kernel,
+                        rota_plan **plan) {
   *kernel = NULL;
   *plan = NULL;
   rota_spec chosen;
   spec_copy(&chosen.spec, &run->spec->spec);
-  chosen.spec.backward = backward;
-  rota_status status = model_set_schedule(&chosen.spec, schedule);
+  chosen.spec.backward = candidate->backward;
+  memcpy(chosen.spec.tiling[candidate->direction], candidate->tiling, TILING_CHOICE_MAX);
+  rota_status status = model_set_schedule(&chosen.spec, candidate->schedule);
   if (status == ROTA_OK)
-    status = prepare(run, &chosen, ROTA_BACKWARD, kernel, plan);
+    status = prepare(run, &chosen, candidate->direction, kernel, plan);
   spec_free(&chosen.spec);
   return status;
 }
 
-/* --tuning and --schedule: how the backward pass is done, in the spec. */
+/* --tuning and --schedule: how it is done, in the spec. */
 static rota_status choose_how(RunState *run) {
   const Options *options = run->options;
   if (options->tuning) {
     ROTA_TRY(tuning_adopt(options, &run->model));
     run->spec->spec.backward = run->model.spec.backward;
+    memcpy(run->spec->spec.tiling, run->model.spec.tiling, sizeof run->model.spec.tiling);
     ROTA_TRY(model_set_schedule(&run->spec->spec, run->model.spec.schedule));
   }
   return options->schedule ? model_set_schedule(&run->spec->spec, options->schedule) : ROTA_OK;
@@ -196,8 +200,8 @@ static rota_status run_pass(RunState *run, int pass, double *seconds) {
   return ROTA_OK;
 }
 
-rota_status run_time_backward(RunState *run, const rota_plan *plan, void *workspace, int count,
-                              double *seconds) {
+rota_status run_time(RunState *run, const rota_plan *plan, void *workspace, int count,
+                     double *seconds) {
   ROTA_TRY(buffers_synchronize(&run->buffers));
   double start = clock_seconds();
   for (int i = 0; i < count; i++)

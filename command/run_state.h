@@ -5,6 +5,7 @@
 #include "command/buffers.h"
 #include "command/inputs.h"
 #include "command/model.h"
+#include "generator/script_tuning.h"
 
 /* Tensors of a run: name, rows (q or k), heads (q: query heads, kv, none), dim (qk, v, one),
  * element (element: the spec's dtype, fp32), role (input, output), pass. All [batch, row, head,
@@ -60,13 +61,15 @@ typedef struct RunState {
 rota_status run_open(const Options *options, RunState *run);
 void run_close(RunState *run);
 
-/* The backward pass by another algorithm or schedule, on the same tensors; the caller destroys
- * both, also on failure. */
-rota_status run_prepare_backward(RunState *run, Backward backward, const char *schedule,
-                                 rota_kernel **kernel, rota_plan **plan);
-/* Seconds of one of `count` backward passes one after another; needs o and lse of run_repeat. */
-rota_status run_time_backward(RunState *run, const rota_plan *plan, void *workspace, int count,
-                              double *seconds);
+/* A pass by another tiling, algorithm or schedule, on the same tensors; the caller destroys both,
+ * also on failure. */
+rota_status run_prepare(RunState *run, const Candidate *candidate, rota_kernel **kernel,
+                        rota_plan **plan);
+/* Seconds of one of `count` passes one after another; backward: needs o and lse of run_repeat. */
+rota_status run_time(RunState *run, const rota_plan *plan, void *workspace, int count,
+                     double *seconds);
+/* The layout class of the run's tensors: rows of some head dims are not aligned. */
+rota_layout run_layout(const Options *options, const Spec *spec);
 
 /* Runs all repetitions; outputs of the first stay in tensors[].host. */
 rota_status run_repeat(RunState *run);

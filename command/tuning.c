@@ -1,6 +1,8 @@
 /* Tuning files, in JSON:
  *   {"format": "rota tuning 1", "entries": [{"spec", "shape", "device",       the key
- *     "backward", "schedule", "milliseconds", "measured", "candidates": [...]}]} */
+ *     "forward": {"tiling", "milliseconds", "measured", "candidates": [...]},
+ *     "backward", "schedule", "tiling", "milliseconds", "measured", "candidates": [...]}]}
+ * A pass that was not tuned is absent; a tiling that is absent is the preferred one. */
 #include "command/tuning.h"
 
 #include <errno.h>
@@ -71,6 +73,8 @@ rota_status tuning_key_create(const Options *options, Model *model, TuningKey *k
   if (status == ROTA_OK) {
     int32_t kv_heads = inputs.kv_heads ? inputs.kv_heads : model->spec.kv_heads;
     int64_t pairs = (int64_t)inputs.lengths.batch * kv_heads;
+    key->n_q = inputs.lengths.n_q;
+    key->n_k = inputs.lengths.n_k;
     snprintf(key->shape, sizeof key->shape, "%lldx%lldx%lld",
              (long long)class_of(inputs.lengths.n_q), (long long)class_of(inputs.lengths.n_k),
              (long long)class_of(pairs));
@@ -121,27 +125,48 @@ static size_t find_entry(const json_t *entries, const TuningKey *key) {
   return i;
 }
 
-rota_status tuning_find(const char *path, const TuningKey *key, TuningChoice *choice, bool *found) {
-  *choice = (TuningChoice){0};
-  *found = false;
+/* A name of an entry; `otherwise` if it is absent. False if it is none, or too long. */
+static bool read_name(const json_t *entry, const char *field, const char *otherwise, char *to,
+                      size_t size) {
+  const json_t *value = json_object_get(entry, field);
+  const char *text = value ? json_string_value(value) : otherwise;
+  if (!text || strlen(text) >= size)
+    return false;
+  snprintf(to, size, "%s", text);
+  return true;
+}
+
+static rota_status read_forward(const char *path, const json_t *pass, TuningChoice *choice) {
+  choice->found[ROTA_FORWARD] = true;
+  choice->measured[ROTA_FORWARD] = json_is_true(json_object_get(pass, "measured"));
+  if (read_name(pass, "tiling", "auto", choice->tiling[ROTA_FORWARD], TILING_CHOICE_MAX))
+    return ROTA_OK;
+  return damaged(path, "an entry's forward tiling is not a name");
+}
+
+static rota_status read_backward(const char *path, const json_t *entry, TuningChoice *choice) {
+  const char *backward = json_string_value(json_object_get(entry, "backward"));
+  choice->found[ROTA_BACKWARD] = true;
+  choice->measured[ROTA_BACKWARD] = json_is_true(json_object_get(entry, "measured"));
+  if (backward && backward_from_name(backward, &choice->backward) &&
+      read_name(entry, "schedule", NULL, choice->schedule, sizeof choice->schedule) &&
+      read_name(entry, "tiling", "auto", choice->tiling[ROTA_BACKWARD], TILING_CHOICE_MAX))
+    return ROTA_OK;
+  return damaged(path, "an entry's backward, schedule or tiling is not a name");
+}
+
+rota_status tuning_find(const char *path, const TuningKey *key, TuningChoice *choice) {
+  *choice = (TuningChoice){.backward = BACKWARD_AUTO};
   json_t *root;
   ROTA_TRY(read_file(path, &root));
   const json_t *entries = json_object_get(root, "entries");
-  size_t at = find_entry(entries, key);
+  const json_t *entry = json_array_get(entries, find_entry(entries, key));
+  const json_t *forward = json_object_get(entry, "forward");
   rota_status status = ROTA_OK;
-  if (at < json_array_size(entries)) {
-    const json_t *entry = json_array_get(entries, at);
-    const char *backward = json_string_value(json_object_get(entry, "backward"));
-    const char *schedule = json_string_value(json_object_get(entry, "schedule"));
-    *found = backward && backward_from_name(backward, &choice->backward) && schedule &&
-             strlen(schedule) < sizeof choice->schedule;
-    if (*found)
-      snprintf(choice->schedule, sizeof choice->schedule, "%s", schedule);
-    else
-      status = damaged(path, "an entry's backward or schedule is not a name");
-    choice->milliseconds = json_number_value(json_object_get(entry, "milliseconds"));
-    choice->measured = json_is_true(json_object_get(entry, "measured"));
-  }
+  if (forward)
+    status = read_forward(path, forward, choice);
+  if (status == ROTA_OK && entry && (json_object_get(entry, "backward") || !forward))
+    status = read_backward(path, entry, choice);
   json_decref(root);
   return status;
 }
@@ -160,8 +185,43 @@ static rota_status write_file(const char *path, const json_t *root) {
   return status;
 }
 
-rota_status tuning_record(const char *path, const TuningKey *key, const TuningChoice *choice,
-                          json_t *candidates) {
+/* Sets a new reference; false if memory ran out. */
+static bool set(json_t *object, const char *name, json_t *value) {
+  return json_object_set_new(object, name, value) == 0;
+}
+
+/* What was found for one direction. */
+static bool set_choice(json_t *to, const TuningRecord *record, rota_direction direction) {
+  return set(to, "tiling", json_string(record->best[direction]->tiling)) &&
+         set(to, "milliseconds", json_real(record->milliseconds[direction])) &&
+         set(to, "measured", json_boolean(record->measured)) &&
+         set(to, "candidates", json_incref(record->candidates[direction]));
+}
+
+/* An entry of the key, with what `before` has (NULL: nothing) for a direction that was not tuned.
+ */
+static json_t *make_entry(const TuningKey *key, const TuningRecord *record, json_t *before) {
+  json_t *entry = before ? json_copy(before) : json_object();
+  bool made = entry && set(entry, "spec", json_string(key->spec)) &&
+              set(entry, "shape", json_string(key->shape)) &&
+              set(entry, "device", json_string(key->device));
+  if (made && record->best[ROTA_FORWARD]) {
+    json_t *forward = json_object();
+    made = forward && set_choice(forward, record, ROTA_FORWARD);
+    made = set(entry, "forward", forward) && made;
+  }
+  const Candidate *backward = record->best[ROTA_BACKWARD];
+  if (made && backward)
+    made = set_choice(entry, record, ROTA_BACKWARD) &&
+           set(entry, "backward", json_string(backward_name(backward->backward))) &&
+           set(entry, "schedule", json_string(backward->schedule));
+  if (made)
+    return entry;
+  json_decref(entry);
+  return NULL;
+}
+
+rota_status tuning_record(const char *path, const TuningKey *key, const TuningRecord *record) {
   json_t *root = NULL;
   FILE *file = fopen(path, "r");
   if (file) {
@@ -170,39 +230,51 @@ rota_status tuning_record(const char *path, const TuningKey *key, const TuningCh
   } else {
     root = json_pack("{s:s s:[]}", "format", format, "entries");
   }
-  json_t *entry = json_pack(
-      "{s:s s:s s:s s:s s:s s:f s:b s:O}", "spec", key->spec, "shape", key->shape, "device",
-      key->device, "backward", backward_name(choice->backward), "schedule", choice->schedule,
-      "milliseconds", choice->milliseconds, "measured", choice->measured, "candidates", candidates);
   json_t *entries = json_object_get(root, "entries");
-  rota_status status = ROTA_OK;
   size_t at = find_entry(entries, key);
-  int failed = at < json_array_size(entries) ? json_array_set_new(entries, at, entry)
-                                             : json_array_append_new(entries, entry);
-  if (!root || !entry || failed)
-    status = status_fail(ROTA_OUT_OF_MEMORY, "the entry of a tuning file");
-  else
-    status = write_file(path, root);
+  json_t *before = json_array_get(entries, at);
+  json_t *entry = make_entry(key, record, before);
+  int failed =
+      before ? json_array_set_new(entries, at, entry) : json_array_append_new(entries, entry);
+  rota_status status = root && entry && !failed
+                           ? write_file(path, root)
+                           : status_fail(ROTA_OUT_OF_MEMORY, "the entry of a tuning file");
   json_decref(root);
   return status;
+}
+
+static const char *source(bool measured) {
+  return measured ? "measurement" : "the model";
+}
+
+/* Puts the choice into a spec. */
+static void adopt(const TuningChoice *choice, Spec *spec) {
+  for (int direction = 0; direction < 2; direction++)
+    if (choice->found[direction])
+      memcpy(spec->tiling[direction], choice->tiling[direction], TILING_CHOICE_MAX);
+  if (choice->found[ROTA_FORWARD])
+    fprintf(stderr, "tuning: forward tiling %s, by %s\n", choice->tiling[ROTA_FORWARD],
+            source(choice->measured[ROTA_FORWARD]));
+  if (!choice->found[ROTA_BACKWARD])
+    return;
+  fprintf(stderr, "tuning: backward %s, schedule %s, tiling %s, by %s\n",
+          backward_name(choice->backward), choice->schedule, choice->tiling[ROTA_BACKWARD],
+          source(choice->measured[ROTA_BACKWARD]));
+  spec->backward = choice->backward;
+  memcpy(spec->schedule, choice->schedule, sizeof choice->schedule);
 }
 
 rota_status tuning_adopt(const Options *options, Model *model) {
   TuningKey key;
   TuningChoice choice;
-  bool found = false;
   rota_status status = tuning_key_create(options, model, &key);
   if (status == ROTA_OK)
-    status = tuning_find(options->tuning, &key, &choice, &found);
-  if (status == ROTA_OK && found) {
-    fprintf(stderr, "tuning: backward %s, schedule %s, by %s\n", backward_name(choice.backward),
-            choice.schedule, choice.measured ? "measurement" : "the model");
-    model->spec.backward = choice.backward;
-    memcpy(model->spec.schedule, choice.schedule, sizeof choice.schedule);
-  } else if (status == ROTA_OK) {
+    status = tuning_find(options->tuning, &key, &choice);
+  if (status == ROTA_OK && (choice.found[ROTA_FORWARD] || choice.found[ROTA_BACKWARD]))
+    adopt(&choice, &model->spec);
+  else if (status == ROTA_OK)
     fprintf(stderr, "tuning: %s has no entry for shape %s on %s; the model's own choice stands\n",
             options->tuning, key.shape, key.device);
-  }
   tuning_key_free(&key);
   return status;
 }

@@ -13,5 +13,6 @@ rota_status tiling_request_to_value(const Spec *spec, rota_direction direction, 
   ROTA_TRY(target_to_value(target, record));
   const char *name = direction == ROTA_FORWARD ? "forward" : "backward";
   ROTA_TRY(value_set_string(request, "direction", name));
+  ROTA_TRY(value_set_string(request, "tiling", spec->tiling[direction]));
   return value_set_boolean(request, "aligned", layout == ROTA_LAYOUT_ALIGNED);
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "generator/spec_value.h"
+#include "generator/records.h"
 
 static rota_status request_to_value(const Spec *spec, const Tiling *tiling, const char *device,
                                     const char *name, Value *request) {
@@ -70,42 +70,56 @@ rota_status script_cost_file(Script *script, const Spec *spec, const Tiling *til
 
 /* ---- Candidates ---- */
 
+static rota_status read_candidate(const Value *entry, int number, Candidate *candidate) {
+  const char *schedule = value_string(value_field(entry, "schedule"), "");
+  const char *tiling = value_string(value_field(entry, "tiling"), "");
+  const char *direction = value_string(value_field(entry, "direction"), "");
+  int64_t rank;
+  if (!backward_from_name(value_string(value_field(entry, "backward"), ""), &candidate->backward) ||
+      strlen(schedule) >= sizeof candidate->schedule ||
+      strlen(tiling) >= sizeof candidate->tiling ||
+      !value_integer(value_field(entry, "rank"), 1, INT32_MAX, &rank))
+    return status_fail(ROTA_INTERNAL, "lua/tuning.lua: candidate %d is not one", number);
+  candidate->direction = strcmp(direction, "forward") == 0 ? ROTA_FORWARD : ROTA_BACKWARD;
+  candidate->rank = (int)rank;
+  snprintf(candidate->schedule, sizeof candidate->schedule, "%s", schedule);
+  snprintf(candidate->tiling, sizeof candidate->tiling, "%s", tiling);
+  return ROTA_OK;
+}
+
 static rota_status read_candidates(const Value *list, Candidate **candidates, int *count) {
   *count = value_count(list);
   *candidates = memory_allocate((size_t)*count + 1, sizeof(Candidate));
   if (!*candidates)
     return ROTA_OUT_OF_MEMORY;
-  for (int i = 0; i < *count; i++) {
-    const Value *entry = value_item(list, i + 1);
-    Candidate *candidate = &(*candidates)[i];
-    const char *schedule = value_string(value_field(entry, "schedule"), "");
-    if (!backward_from_name(value_string(value_field(entry, "backward"), ""),
-                            &candidate->backward) ||
-        strlen(schedule) >= sizeof candidate->schedule)
-      return status_fail(ROTA_INTERNAL, "lua/tuning.lua: candidate %d is not one", i + 1);
-    snprintf(candidate->schedule, sizeof candidate->schedule, "%s", schedule);
-  }
+  for (int i = 0; i < *count; i++)
+    ROTA_TRY(read_candidate(value_item(list, i + 1), i + 1, &(*candidates)[i]));
   return ROTA_OK;
 }
 
-rota_status script_candidates(Script *script, const Spec *spec, Candidate **candidates,
-                              int *count) {
-  Value request = {0}, result = {0};
+static rota_status candidates_request(const CandidateRequest *request, Value *value) {
+  /* Of both directions; the one in the request counts for nothing. */
+  ROTA_TRY(tiling_request_to_value(request->spec, ROTA_FORWARD, request->layout, request->target,
+                                   value));
+  ROTA_TRY(value_set_integer(value, "n_q", request->n_q));
+  return value_set_integer(value, "n_k", request->n_k);
+}
+
+rota_status script_candidates(Script *script, const CandidateRequest *request,
+                              Candidate **candidates, int *count) {
+  Value value = {0}, result = {0};
   *candidates = NULL;
   *count = 0;
-  Value *record = value_add(&request, "spec", 0);
-  rota_status status = record ? spec_to_value(spec, record) : ROTA_OUT_OF_MEMORY;
+  rota_status status = candidates_request(request, &value);
   if (status == ROTA_OK)
-    status = value_set_string(record, "schedule", spec->schedule);
-  if (status == ROTA_OK)
-    status = script_call(script, "candidates", &request, ROTA_INTERNAL, &result);
+    status = script_call(script, "candidates", &value, ROTA_INTERNAL, &result);
   if (status == ROTA_OK)
     status = read_candidates(&result, candidates, count);
   if (status != ROTA_OK) {
     free(*candidates);
     *candidates = NULL;
   }
-  value_free(&request);
+  value_free(&value);
   value_free(&result);
   return status;
 }

@@ -135,6 +135,9 @@ rota_status spec_finish(Spec *spec) {
   ROTA_TRY(check_choices(spec));
   if (!spec->schedule[0])
     snprintf(spec->schedule, sizeof spec->schedule, "auto");
+  for (int direction = 0; direction < 2; direction++)
+    if (!spec->tiling[direction][0])
+      snprintf(spec->tiling[direction], TILING_CHOICE_MAX, "auto");
   if (spec->score && !spec->score_derivative)
     ROTA_TRY(expression_derivative(spec->score, &spec->score_derivative));
   return ROTA_OK;

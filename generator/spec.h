@@ -5,7 +5,7 @@
 #include "generator/digest.h"
 #include "generator/expression.h"
 
-enum { HEAD_DIM_MAX = 1024, GROUP_MAX = 1024 };
+enum { HEAD_DIM_MAX = 1024, GROUP_MAX = 1024, TILING_CHOICE_MAX = 24 };
 
 /* Backward algorithms: name, deterministic, served by the portable kernels. */
 #define BACKWARD_LIST(X)                                                                           \
@@ -50,6 +50,8 @@ typedef struct Spec {
   char schedule[SYMBOL_NAME_MAX]; /* "auto", a name of lua/schedules.lua with its options, or a name
                                    * that `script` defines */
   SpecScript *script;             /* NULL: no schedule of its own */
+  char tiling[2][TILING_CHOICE_MAX]; /* by rota_direction: "auto", or one of the architecture's
+                                      * tilings by its tiles, "128x64" */
 } Spec;
 
 /* Checks ranges and combinations and fills derived fields (score_derivative, default scale and

@@ -169,6 +169,19 @@ static rota_status read_integer(const Value *model, const char *field, int *to) 
   return ROTA_OK;
 }
 
+static rota_status read_tilings(const Value *model, Spec *spec) {
+  static const char *const directions[] = {"forward", "backward"};
+  for (int i = 0; i < 2; i++) {
+    const Value *given = value_field(value_field(model, "tiling"), directions[i]);
+    const char *name = value_string(given, "auto");
+    if (strlen(name) >= TILING_CHOICE_MAX)
+      return status_fail(ROTA_INVALID_ARGUMENT, "tiling.%s \"%s\": the name is too long",
+                         directions[i], name);
+    snprintf(spec->tiling[i], TILING_CHOICE_MAX, "%s", name);
+  }
+  return ROTA_OK;
+}
+
 static rota_status read_fields(const Value *model, Spec *spec) {
   ROTA_TRY(read_integer(model, "head_dim", &spec->head_dim));
   ROTA_TRY(read_integer(model, "head_dim_v", &spec->head_dim_v));
@@ -191,6 +204,7 @@ static rota_status read_fields(const Value *model, Spec *spec) {
   if (strlen(schedule) >= sizeof spec->schedule)
     return status_fail(ROTA_INVALID_ARGUMENT, "schedule \"%s\": the name is too long", schedule);
   snprintf(spec->schedule, sizeof spec->schedule, "%s", schedule);
+  ROTA_TRY(read_tilings(model, spec));
   const Value *script = value_field(model, "script");
   if (script->kind != KIND_TABLE)
     return ROTA_OK;
@@ -242,6 +256,7 @@ rota_status spec_to_value(const Spec *spec, Value *record) {
   ROTA_TRY(value_set_boolean(record, "mask_is_interval", mask_is_interval(spec)));
   ROTA_TRY(value_set_boolean(record, "has_score", spec->score != NULL));
   ROTA_TRY(value_set_boolean(record, "deterministic", spec->deterministic));
+  ROTA_TRY(value_set_string(record, "schedule", spec->schedule));
   return value_set_string(record, "backward", backward_name(spec->backward));
 }
 
@@ -261,5 +276,10 @@ rota_status fields_to_value(const rota_spec_fields *fields, Value *record) {
   ROTA_TRY(value_set_boolean(record, "sink_logit", fields->sink_logit));
   ROTA_TRY(value_set_boolean(record, "deterministic", !fields->allow_nondeterministic));
   ROTA_TRY(value_set_string(record, "backward", fields->backward));
-  return value_set_string(record, "schedule", fields->schedule);
+  ROTA_TRY(value_set_string(record, "schedule", fields->schedule));
+  Value *tiling = value_add(record, "tiling", 0);
+  if (!tiling)
+    return ROTA_OUT_OF_MEMORY;
+  ROTA_TRY(value_set_string(tiling, "forward", fields->forward_tiling));
+  return value_set_string(tiling, "backward", fields->backward_tiling);
 }

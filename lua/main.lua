@@ -38,6 +38,7 @@ end
 
 function main.target(request) return policy.target(request.name) end
 function main.tiling(request) return policy.tiling(request) end
+function main.tilings(request) return policy.tiling_names(request) end
 function main.schedule(request) return policy.schedule(request) end
 function main.pattern(request) return policy.pattern(request) end
 function main.assign(request) return policy.assign(request) end

@@ -138,6 +138,56 @@ end
 -- The schedule that a model's script defines; nil if it names a shipped one.
 function model.own_schedule(fields) return own[fields] end
 
+---- Tilings
+
+-- The fields of a table, which must be names, sorted.
+local function named(what, given)
+  for field in pairs(given) do
+    if type(field) ~= "string" then fail("%s: fields need names", what) end
+  end
+  return names.sorted(given)
+end
+
+-- {tile_q = 128, tile_kv = 64} -> "128x64"
+local function tiles_of(name, x)
+  if type(x) == "table" and value.kind(x) == "table" then
+    for _, field in ipairs(named(name, x)) do
+      if field ~= "tile_q" and field ~= "tile_kv" then
+        fail("%s: %s", name, names.unknown("field", field, { "tile_kv", "tile_q" }))
+      end
+    end
+    x = string.format("%dx%d", integer(name .. ".tile_q", x.tile_q or 0),
+      integer(name .. ".tile_kv", x.tile_kv or 0))
+  end
+  if type(x) ~= "string" then
+    fail("%s: \"128x64\" or {tile_q = 128, tile_kv = 64} is expected, not a %s", name,
+      value.kind(x))
+  end
+  if x ~= "auto" and not string.find(x, "^[1-9]%d?%d?%d?x[1-9]%d?%d?%d?$") then
+    fail("%s: '%.64s' is neither auto nor query and kv rows of a tile, such as 128x64", name, x)
+  end
+  return x
+end
+
+-- {forward = "128x128", backward = "64x128"}: which of the tilings that the architecture has.
+local function tiling_of(name, given)
+  if given == "auto" then return {} end
+  local example = "{forward = \"128x128\", backward = \"64x128\"}"
+  if type(given) ~= "table" or value.kind(given) ~= "table" then
+    fail("%s: %s is expected, not a %s; each pass has tiles of its own", name, example,
+      value.kind(given))
+  end
+  local result = {}
+  for _, pass in ipairs(named(name, given)) do
+    if pass ~= "forward" and pass ~= "backward" then
+      fail("%s: %s; %s is expected", name, names.unknown("pass", pass, { "backward", "forward" }),
+        example)
+    end
+    result[pass] = tiles_of(name .. "." .. pass, given[pass])
+  end
+  return result
+end
+
 ---- Fields
 
 -- Field -> function that checks and converts what the script gave.
@@ -156,6 +206,7 @@ local fields = {
   deterministic = boolean,
   backward = one_of("auto", "ordered", "two_pass", "materialised", "atomic"),
   schedule = function(_, x, result) return (schedule_of(x, result)) end,
+  tiling = tiling_of,
 }
 local field_names = names.sorted(fields)
 

@@ -7,9 +7,12 @@
 --              (generator/tiling.h: Target); absent: those of others
 --   code       the architecture to compile for, where it is not the target's own: "sm_90a"
 --   serves     function(request) -> true, or false and the reason
---   tiling     function(request, algorithm) -> tiling (see lua/architectures/portable.lua), or nil
---              and the reason
--- request = {spec = {...}, direction = "forward" | "backward", aligned = bool, target = {...}}
+--   tilings    function(request, algorithm) -> its tilings, the one to be preferred first
+--              (see lua/architectures/portable.lua), or nil and the reason
+-- request = {spec = {...}, direction = "forward" | "backward", aligned = bool, target = {...},
+-- tiling = "auto" or one of them by name, lengths = those to prefer tilings for, {{n_q, n_k}, ...},
+-- or nil: for all lengths}
+local configurations = import "lua/configurations.lua"
 local names = import "lua/names.lua"
 local schedules = import "lua/schedules.lua"
 local schedule_name = import "lua/schedule_name.lua"
@@ -80,38 +83,74 @@ local function shared_memory_short(tiling, target)
   end
 end
 
--- The tiling of the first architecture that serves an algorithm; nil if none does. Adds to
+-- Those of an architecture's tilings for an algorithm that fit the GPU; nil and the reason if none
+-- does.
+local function fitting(architecture, request, algorithm)
+  local all, reason = architecture.tilings(request, algorithm)
+  local list = {}
+  for _, tiling in ipairs(all or {}) do
+    local short = shared_memory_short(tiling, request.target)
+    if not short then list[#list + 1] = tiling end
+    reason = reason or short
+  end
+  if #list == 0 then return nil, reason end
+  return list
+end
+
+-- The tilings of the first architecture that serves an algorithm; nil if none does. Adds to
 -- `reasons`.
-local function find_tiling(request, algorithm, reasons)
+local function find_tilings(request, algorithm, reasons)
   for _, architecture in ipairs(architectures) do
+    local list
     local serves, reason = architecture.serves(request)
-    if serves then
-      local tiling
-      tiling, reason = architecture.tiling(request, algorithm)
-      if tiling then reason = shared_memory_short(tiling, request.target) end
-      if tiling and not reason then
-        tiling.architecture, tiling.algorithm = architecture.name, algorithm
-        tiling.code, tiling.passed_over = architecture.code, table.concat(reasons, "; ")
-        return tiling
-      end
+    if serves then list, reason = fitting(architecture, request, algorithm) end
+    for _, tiling in ipairs(list or {}) do
+      tiling.architecture, tiling.algorithm = architecture.name, algorithm
+      tiling.code, tiling.passed_over = architecture.code, table.concat(reasons, "; ")
     end
+    if list then return list end
     reasons[#reasons + 1] = string.format("%s: %s", architecture.name, reason or "no reason given")
   end
 end
 
-function policy.tiling(request)
+-- All tilings for a request, the one to be preferred first.
+function policy.tilings(request)
   local spec = request.spec
   local algorithms = request.direction == "forward" and { "forward" }
     or policy.backward(spec, request.target)
   local reasons
   for _, algorithm in ipairs(algorithms) do
     reasons = {}
-    local tiling = find_tiling(request, algorithm, reasons)
-    if tiling then return tiling end
+    local list = find_tilings(request, algorithm, reasons)
+    if list then return list end
   end
   return refuse("UNSUPPORTED", "head_dim %d/%d %s %s on %s is not served (%s)", spec.head_dim,
     spec.head_dim_v, spec.dtype, algorithms[#algorithms], request.target.name,
     table.concat(reasons, "; "))
+end
+
+-- What they are called, in that order.
+function policy.tiling_names(request)
+  local list, status, message = policy.tilings(request)
+  if not list then return nil, status, message end
+  local all, seen = {}, {}
+  for _, tiling in ipairs(list) do
+    local name = configurations.name(tiling)
+    if not seen[name] then all[#all + 1], seen[name] = name, true end
+  end
+  return all
+end
+
+-- The one that the request names, or the first.
+function policy.tiling(request)
+  local list, status, message = policy.tilings(request)
+  if not list then return nil, status, message end
+  local tiling = configurations.choose(list, request.tiling)
+  if tiling then return tiling end
+  return refuse("UNSUPPORTED", "tiling.%s '%s': for head_dim %d/%d %s the %s kernels (%s) have %s; "
+    .. "name one of these, or leave it out for the first", request.direction, request.tiling,
+    request.spec.head_dim, request.spec.head_dim_v, request.spec.dtype, list[1].architecture,
+    list[1].algorithm, table.concat(policy.tiling_names(request), ", "))
 end
 
 -- The schedule for "auto" is a shipped one; a user's own is found by running his script again:

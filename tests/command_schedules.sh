@@ -68,7 +68,11 @@ assert file['format'] == 'rota tuning 1' and len(file['entries']) == 1
 entry = file['entries'][0]
 assert entry['measured'] and entry['device'] == 'cpu' and entry['shape'] == '256x256x2'
 times = [c['milliseconds'] for c in entry['candidates']]
-assert times == sorted(times) and entry['milliseconds'] == times[0] and len(times) > 8"
+assert times == sorted(times) and entry['milliseconds'] == times[0] and len(times) > 8
+forward = entry['forward']
+times = [c['milliseconds'] for c in forward['candidates']]
+assert times == sorted(times) and forward['milliseconds'] == times[0] and len(times) > 2
+assert forward['tiling'] == forward['candidates'][0]['tiling'] and 'x' in entry['tiling']"
 check "another shape adds an entry" status 0 "$rota" tune -e "$model" --seqlen 90 --device cpu --output tuning.json --json
 check "... and keeps the first" python3 -c "import json; assert len(json.load(open('tuning.json'))['entries']) == 2"
 check "the same shape replaces its own" status 0 "$rota" tune -e "$model" --seqlen 200 --device cpu --output tuning.json
@@ -77,10 +81,16 @@ python3 -c "
 import json
 file = json.load(open('tuning.json'))
 for entry in file['entries']:
-    entry['backward'], entry['schedule'] = 'ordered', 'rotate:stagger=3'
+    entry['backward'], entry['schedule'], entry['tiling'] = 'ordered', 'rotate:stagger=3', 'auto'
+    entry['forward']['tiling'] = '64x32'
 json.dump(file, open('edited.json', 'w'))"
 check "run adopts a file" status 0 "$rota" run -e "$model" --seqlen 200 --device cpu --backward --check --tuning edited.json
-check "... and says so" err_has "backward ordered, schedule rotate:stagger=3"
+check "... and says so" err_has "backward ordered, schedule rotate:stagger=3, tiling auto, by measurement"
+check "... of both passes" err_has "forward tiling 64x32, by measurement"
+check "... which the forward pass takes" out_has "tiles 64 x 32"
+sed 's/64x32/63x31/' edited.json >unknown.json
+check "a file's tiling that is none is refused" status 1 "$rota" run -e "$model" --seqlen 200 --device cpu --tuning unknown.json
+check "... with those that are" err_has "tiling.forward '63x31': .* have 128x128, "
 check "... with other bits than without" sh -c "
   a=\$('$rota' run -e '$model' --seqlen 200 --device cpu --backward --tuning edited.json 2>/dev/null | grep -o 'digest .*' | tail -1)
   b=\$('$rota' run -e '$model' --seqlen 200 --device cpu --backward | grep -o 'digest .*' | tail -1); [ \"\$a\" != \"\$b\" ]"
@@ -94,6 +104,16 @@ echo '{"format": "something else"}' >wrong.json
 check "a file that is none is refused" status 1 "$rota" run -e "$model" --seqlen 200 --device cpu --tuning wrong.json
 check "... with its name" err_has "wrong.json: not a tuning file"
 check "tune does not overwrite what is no tuning file" status 1 "$rota" tune -e "$model" --seqlen 64 --device cpu --output wrong.json
+check "one pass alone" status 0 "$rota" tune -e "$model" --seqlen 200 --device cpu --direction forward --output tuning.json
+check "... keeps the other" python3 -c "
+import json
+entry = json.load(open('tuning.json'))['entries'][0]
+assert entry['forward']['measured'] and entry['backward'] and len(entry['candidates']) > 8"
+check "... and needs none" status 0 "$rota" tune -e "$model" --seqlen 200 --arch sm_90 --direction forward --output forward.json
+check "... so that adopting it" status 0 "$rota" plan -e "$model" --seqlen 200 --arch sm_90 --tuning forward.json
+check "... leaves the backward pass alone" sh -c "grep -q 'forward tiling' '$scratch/err' && ! grep -q backward '$scratch/err'"
+check "a tiling by name" status 0 "$rota" plan -e 'return rota.attention{head_dim = 64, tiling = {forward = "128x64"}}' --arch sm_90 --json
+check "... is planned with" python "assert plans[0]['tile_q'] == 128 and plans[0]['tile_kv'] == 64, plans"
 check "by the model, for an architecture" status 0 "$rota" tune -e "$model" --seqlen 4096 --arch sm_90 --output model.json
 check "... which is said" out_has "by the model alone"
 check "plan adopts that" status 0 "$rota" plan -e "$model" --seqlen 4096 --arch sm_90 --tuning model.json

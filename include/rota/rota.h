@@ -141,6 +141,8 @@ typedef struct rota_spec_fields {
   const char *backward;        /* NULL or "auto"; "ordered", "two_pass", "materialised",
                                 * "atomic" */
   const char *schedule;        /* of lua/schedules.lua: "shift", "shift:stagger=3"; NULL: auto */
+  const char *forward_tiling;  /* query and kv rows of a tile, "128x64", as `rota tune` lists */
+  const char *backward_tiling; /* them; NULL or "auto": the first that the architecture has */
 } rota_spec_fields;
 ROTA_API rota_status rota_spec_create(rota_context *context, const rota_spec_fields *fields,
                                       rota_spec **spec);

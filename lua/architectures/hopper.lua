@@ -15,6 +15,12 @@ local backward = import "lua/architectures/hopper_backward.lua"
 local materialised = import "lua/architectures/hopper_materialised.lua"
 local forward_wide = import "lua/architectures/hopper_forward_wide.lua"
 
+-- A file may have one tiling or a list, the one to be preferred first.
+local function listed(found, reason)
+  if found and found.template then return { found } end
+  return found, reason
+end
+
 return {
   name = "hopper",
   priority = 10,
@@ -29,12 +35,12 @@ return {
     if not request.aligned then return false, "the copy engine needs ROTA_LAYOUT_ALIGNED" end
     return true
   end,
-  tiling = function(request, algorithm)
+  tilings = function(request, algorithm)
     if algorithm == "forward" then
       local wide = math.max(request.spec.head_dim, request.spec.head_dim_v) > 256
-      return (wide and forward_wide or forward)(request)
+      return listed((wide and forward_wide or forward)(request))
     end
-    if algorithm == "materialised" then return materialised(request, algorithm) end
-    return backward(request, algorithm)
+    if algorithm == "materialised" then return listed(materialised(request, algorithm)) end
+    return listed(backward(request, algorithm))
   end,
 }

@@ -4,6 +4,7 @@
 --   S tile_kv / 2 | P tile_kv / 4 (rounded, two a register) | O head_dim_v / 2
 -- and what stands beside them. Shared memory holds K and V for each stage, and Q once or, where
 -- there is room for it, twice: then the next item's products begin before this one's have ended.
+local configurations = import "lua/configurations.lua"
 
 -- Registers of a thread: of the consumers and of the loader, whose warpgroup also evaluates masks
 -- where V holds a NaN. 65,536 in all, so 504 or 512 for a thread of each warpgroup together.
@@ -15,9 +16,17 @@ local SETS_BY_ELEMENT = { [2] = SETS[2], [3] = { consumer = 152, loader = 56 } }
 -- What stands beside S, P and O: peaks, sums, addresses, loops; and where elements are looked at
 -- one by one, positions, pointers into tensors and what the expressions need.
 local BESIDE, BESIDE_BY_ELEMENT = 32, 48
+-- Cycles that neither products nor exponentials hide, of a tile and of a query tile.
+-- Fitted: docs/configurations.md.
+local TILE, ITEM = 160, 500
 local STAGES = 2
 local BOX = 64 -- columns of the copy engine's boxes
 local EXTRA = 512 -- bytes: barriers, and what is announced of items and tiles
+-- Up to 128 keys: mask bits of a row and lane fit a word.
+local AXES = {
+  { "consumers", { 3, 2 } },
+  { "tile_kv", { 128, 112, 96, 80, 64, 48, 32, 16 } },
+}
 
 local function padded(head_dim) return (head_dim + BOX - 1) // BOX * BOX end
 
@@ -26,13 +35,9 @@ local function shared_bytes(spec, consumers, tile_kv, query_stages)
   return 2 * (query_stages * 64 * consumers * dim + STAGES * tile_kv * (dim + dim_v)) + EXTRA
 end
 
--- The largest tile_kv, a multiple of 16 up to 128, that registers and shared memory hold.
-local function largest_tile(spec, target, consumers, registers, beside)
-  for tile_kv = 128, 16, -16 do
-    local held = tile_kv // 2 + tile_kv // 4 + spec.head_dim_v // 2 + beside
-    local bytes = shared_bytes(spec, consumers, tile_kv, 1)
-    if held <= registers and bytes <= target.shared_per_block then return tile_kv end
-  end
+-- Whether scores are looked at one by one, in a partial tile at least.
+local function by_element(spec)
+  return not spec.mask_is_interval or spec.has_score and spec.head_dim_v > 128
 end
 
 -- Whether the consumers issue products strictly in turn. Measured: at head dims 64 and 96 7 and
@@ -43,6 +48,81 @@ local function takes_turns(spec)
   return dim <= 96 or dim > 128
 end
 
+-- The kernel as lua/configurations.lua takes it.
+local function kernel(spec, target)
+  local elements = by_element(spec)
+  -- One copy of the loop less with one stage of Q: where a score function or a wide V makes it
+  -- long, that is half a second less to compile.
+  local long = spec.has_score or spec.head_dim_v > 128
+  return {
+    axes = AXES,
+    complete = function(c)
+      c.tile_q = 64 * c.consumers
+      c.name = string.format("%dx%d", 64 * c.consumers, c.tile_kv)
+      c.registers = (elements and SETS_BY_ELEMENT or SETS)[c.consumers]
+      local beside = elements and BESIDE_BY_ELEMENT or BESIDE
+      local held = c.tile_kv // 2 + c.tile_kv // 4 + spec.head_dim_v // 2 + beside
+      if held > c.registers.consumer then return false, "no tile fits the registers" end
+      if shared_bytes(spec, c.consumers, c.tile_kv, 1) > target.shared_per_block then
+        return false, "no tile fits shared memory"
+      end
+      local twice = shared_bytes(spec, c.consumers, c.tile_kv, 2) <= target.shared_per_block
+      c.query_stages = twice and not long and 2 or 1
+      c.shared_bytes = shared_bytes(spec, c.consumers, c.tile_kv, c.query_stages)
+      return true
+    end,
+    cost = function(c)
+      local scores, depth = 64 * c.consumers * c.tile_kv, (spec.head_dim + 15) // 16
+      -- Of each consumer: Q and K for every 16 of the head dim, V for every 16 keys (P comes out
+      -- of registers); then K and V as they arrive.
+      local read = c.consumers
+        * (depth * 32 * (64 + c.tile_kv) + c.tile_kv // 16 * 32 * spec.head_dim_v)
+      local written = 2 * c.tile_kv * (padded(spec.head_dim) + padded(spec.head_dim_v))
+      return {
+        products = scores * (16 * depth + spec.head_dim_v) / 2048,
+        shared = (read + written) / 128,
+        arithmetic = scores / 16, -- exponentials
+        groups = c.consumers,
+        tile = TILE,
+        item = ITEM,
+      }
+    end,
+  }
+end
+
+local function tiling(spec, target, c)
+  local shapes = { math.min(c.tile_kv, spec.head_dim_v) }
+  if c.tile_kv ~= spec.head_dim_v then shapes[2] = math.max(c.tile_kv, spec.head_dim_v) end
+  return {
+    template = "templates/hopper/forward.cuh",
+    name = c.name,
+    tile_q = c.tile_q,
+    tile_kv = c.tile_kv,
+    consumers = c.consumers,
+    stages = STAGES,
+    query_stages = c.query_stages,
+    turns = takes_turns(spec) and 1 or 0,
+    consumer_registers = c.registers.consumer,
+    loader_registers = c.registers.loader,
+    workers = target.multiprocessors,
+    wgmma = shapes,
+    tensor_maps = {
+      { tensor = "q", rows = c.tile_q },
+      { tensor = "k", rows = c.tile_kv },
+      { tensor = "v", rows = c.tile_kv },
+    },
+    launches = {
+      {
+        entry = "rota_forward",
+        grid = "row_workers",
+        threads = 128 * (c.consumers + 1),
+        overlaps = true,
+        shared_bytes = c.shared_bytes,
+      },
+    },
+  }
+end
+
 return function(request)
   local spec, target = request.spec, request.target
   if spec.head_dim > 256 or spec.head_dim_v > 256 then
@@ -51,45 +131,8 @@ return function(request)
   if spec.head_dim % 8 ~= 0 or spec.head_dim_v % 8 ~= 0 then
     return nil, "head dims that are no multiples of 8 suit neither copy engine nor wgmma"
   end
-  local consumers = math.max(spec.head_dim, spec.head_dim_v) <= 64 and 3 or 2
-  local by_element = not spec.mask_is_interval or spec.has_score and spec.head_dim_v > 128
-  local registers = (by_element and SETS_BY_ELEMENT or SETS)[consumers]
-  local beside = by_element and BESIDE_BY_ELEMENT or BESIDE
-  local tile_kv = largest_tile(spec, target, consumers, registers.consumer, beside)
-  if not tile_kv then return nil, "no tile fits shared memory" end
-  local tile_q = 64 * consumers
-  -- One copy of the loop less with one stage of Q: where a score function or a wide V makes it
-  -- long, that is half a second less to compile.
-  local long = spec.has_score or spec.head_dim_v > 128
-  local fits = shared_bytes(spec, consumers, tile_kv, 2) <= target.shared_per_block
-  local query_stages = fits and not long and 2 or 1
-  local shapes = { math.min(tile_kv, spec.head_dim_v) }
-  if tile_kv ~= spec.head_dim_v then shapes[2] = math.max(tile_kv, spec.head_dim_v) end
-  return {
-    template = "templates/hopper/forward.cuh",
-    tile_q = tile_q,
-    tile_kv = tile_kv,
-    consumers = consumers,
-    stages = STAGES,
-    query_stages = query_stages,
-    turns = takes_turns(spec) and 1 or 0,
-    consumer_registers = registers.consumer,
-    loader_registers = registers.loader,
-    workers = target.multiprocessors,
-    wgmma = shapes,
-    tensor_maps = {
-      { tensor = "q", rows = tile_q },
-      { tensor = "k", rows = tile_kv },
-      { tensor = "v", rows = tile_kv },
-    },
-    launches = {
-      {
-        entry = "rota_forward",
-        grid = "row_workers",
-        threads = 128 * (consumers + 1),
-        overlaps = true,
-        shared_bytes = shared_bytes(spec, consumers, tile_kv, query_stages),
-      },
-    },
-  }
+  local list, reason = configurations.search(kernel(spec, target), request)
+  if not list then return nil, reason end
+  for i, c in ipairs(list) do list[i] = tiling(spec, target, c) end
+  return list
 end

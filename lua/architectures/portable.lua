@@ -1,10 +1,10 @@
 -- Every NVIDIA GPU from sm_80 on, by mma.sync (bf16 and fp16), and plain arithmetic for fp32.
 --
--- A tiling is a table: `template` (path of the device code), integers, each of which becomes a
--- constant of tiling.cuh (tile_q -> kTileQ), and `launches` = {{entry, grid, threads,
--- shared_bytes}, ...} in the order of execution; a grid is a name of generator/tiling.h's
--- GRID_LIST. architecture and algorithm are filled in by lua/policy.lua. What only sm_90 has:
--- lua/architectures/hopper.lua.
+-- Tilings come as a list, the one to be preferred first. A tiling is a table: `template` (path of
+-- the device code), integers, each of which becomes a constant of tiling.cuh (tile_q -> kTileQ),
+-- and `launches` = {{entry, grid, threads, shared_bytes}, ...} in the order of execution; a grid is
+-- a name of generator/tiling.h's GRID_LIST; perhaps a `name` (lua/configurations.lua). architecture
+-- and algorithm are filled in by lua/policy.lua. What only sm_90 has: lua/architectures/hopper.lua.
 local forward = import "lua/architectures/portable_forward.lua"
 local backward = import "lua/architectures/portable_backward.lua"
 
@@ -38,7 +38,7 @@ return {
     if request.target.sm < 80 then return false, "sm_80 or newer is needed" end
     return true
   end,
-  tiling = function(request, algorithm)
+  tilings = function(request, algorithm)
     if algorithm == "forward" then return forward(request) end
     return backward(request, algorithm)
   end,

@@ -87,11 +87,11 @@ local MOST_ACCUMULATORS = 208 -- of 255 registers a thread
 
 local function five_products(spec, target, atomic)
   local dim, dim_v = padded(spec.head_dim, 16), padded(spec.head_dim_v, 16)
-  local shortest
+  local list, shortest = {}, nil
   for i, s in ipairs(ordered_shapes) do
     local size = measure(s, dim, dim_v)
     local accumulators = size.kept + math.max(2 * size.scores, size.scores + size.dq)
-    local fits = accumulators <= MOST_ACCUMULATORS or i == #ordered_shapes
+    local fits = accumulators <= MOST_ACCUMULATORS or i == #ordered_shapes and #list == 0
     if fits and divides(s, dim, dim_v, true) then
       if size.shared <= target.shared_per_block then
         local threads = 32 * size.warps
@@ -106,17 +106,18 @@ local function five_products(spec, target, atomic)
         local heavy = { { "rota_backward", "workers", threads, size.shared } }
         if atomic then heavy[2] = { "rota_finalise", "row_items", threads, 0 } end
         tiling.launches = launches(spec, heavy)
-        return tiling
+        list[#list + 1] = tiling
       end
       shortest = math.min(shortest or size.shared, size.shared)
     end
   end
+  if #list > 0 then return list end
   return nil, string.format("%d bytes of shared memory needed, %d there", shortest,
     target.shared_per_block)
 end
 
 local function two_pass(spec, target)
-  local shortest
+  local list, shortest = {}, nil
   for _, step in ipairs { 16, 32 } do -- 32: where 16 gives an odd number of blocks
     local dim, dim_v = padded(spec.head_dim, step), padded(spec.head_dim_v, step)
     for _, s in ipairs(two_pass_shapes) do
@@ -145,12 +146,13 @@ local function two_pass(spec, target)
             { "rota_backward_kv", "chain_items", 32 * size.warps, size.shared },
             { "rota_backward_q", "row_items", 32 * warps_q, shared_q },
           })
-          return tiling
+          list[#list + 1] = tiling
         end
         shortest = math.min(shortest or shared, shared)
       end
     end
   end
+  if #list > 0 then return list end
   return nil, string.format("%d bytes of shared memory needed, %d there", shortest,
     target.shared_per_block)
 end
@@ -188,11 +190,11 @@ return function(request, algorithm)
     if algorithm ~= "two_pass" then
       return nil, string.format("fp32 has no `%s`; use `two_pass`", algorithm)
     end
-    return simple(spec, request.target)
+    return { simple(spec, request.target) }
   end
   if algorithm == "materialised" then return nil, "no `materialised`" end
   if math.max(spec.head_dim, spec.head_dim_v) > 256 then
-    if algorithm == "two_pass" then return simple(spec, request.target) end
+    if algorithm == "two_pass" then return { simple(spec, request.target) } end
     return nil, string.format("no `%s` for head dims beyond 256; use `two_pass`", algorithm)
   end
   if algorithm == "two_pass" then return two_pass(spec, request.target) end

@@ -83,6 +83,8 @@ SpecFields = _struct(
     allow_nondeterministic=c.c_bool,
     backward=c.c_char_p,
     schedule=c.c_char_p,
+    forward_tiling=c.c_char_p,
+    backward_tiling=c.c_char_p,
 )
 KernelRequest = _struct(
     "KernelRequest",

@@ -20,12 +20,12 @@ enum { DIM = 128, COLUMNS = 64, GROUP = 2 };
 static const char architecture[] =
     "return { name = 'hopper', priority = 10, code = 'sm_90a',\n"
     "  serves = function() return true end,\n"
-    "  tiling = function() return { template = 'templates/test.cuh', tile_q = 64, tile_kv = 64,\n"
-    "    workers = 132,\n"
+    "  tilings = function() return { { template = 'templates/test.cuh', tile_q = 64,\n"
+    "    tile_kv = 64, workers = 132,\n"
     "    wgmma = { 64 }, tensor_maps = { { tensor = 'q', rows = 64 }, { tensor = 'k', rows = 64 } "
     "},\n"
     "    launches = { { entry = 'rota_forward', grid = 'row_workers', threads = 128,\n"
-    "      shared_bytes = 33 * 1024, overlaps = true } } } end }\n";
+    "      shared_bytes = 33 * 1024, overlaps = true } } } } end }\n";
 
 static const char device_code[] =
     "#include \"templates/lib/barrier.cuh\"\n"

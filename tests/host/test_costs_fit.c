@@ -245,38 +245,11 @@ static void test_file_refused(void **state) {
   close_world(&world);
 }
 
-/* ---- lua/tuning.lua ---- */
-
-static void test_candidates(void **state) {
-  (void)state;
-  for (int free_order = 0; free_order < 2; free_order++) {
-    World world;
-    open_world(&world, free_order ? "return rota.attention{head_dim = 128, deterministic = false}"
-                                  : "return rota.attention{head_dim = 128}");
-    Candidate *candidates;
-    int count, atomic = 0, two_pass = 0, shift = 0;
-    assert_int_equal(script_candidates(world.script, &world.spec, &candidates, &count), ROTA_OK);
-    for (int i = 0; i < count; i++) {
-      atomic += candidates[i].backward == BACKWARD_ATOMIC;
-      two_pass += candidates[i].backward == BACKWARD_TWO_PASS;
-      shift += !strncmp(candidates[i].schedule, "shift", 5);
-      for (int j = 0; j < i; j++)
-        assert_true(candidates[i].backward != candidates[j].backward ||
-                    strcmp(candidates[i].schedule, candidates[j].schedule) != 0);
-    }
-    assert_int_equal(atomic, free_order);
-    assert_int_equal(two_pass, 1);
-    assert_int_equal(shift, 3);
-    free(candidates);
-    close_world(&world);
-  }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_fit),          cmocka_unit_test(test_fit_refuses),
       cmocka_unit_test(test_shipped),      cmocka_unit_test(test_file),
-      cmocka_unit_test(test_file_refused), cmocka_unit_test(test_candidates),
+      cmocka_unit_test(test_file_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ static const char architecture[] =
     "    if not request.aligned then return false, 'aligned layouts only' end\n"
     "    return true\n"
     "  end,\n"
-    "  tiling = function(request, algorithm)\n"
+    "  tilings = function(request, algorithm)\n"
     "    if request.spec.head_dim > 128 then return nil, 'head dims above 128' end\n"
     "    local tiling = { template = 'templates/test.cuh', tile_q = 128, tile_kv = 64,\n"
     "      workers = 132, wgmma = { 64, 128 },\n"
@@ -47,7 +47,7 @@ static const char architecture[] =
     "        { entry = 'rota_finish', grid = 'row_items', threads = 128, shared_bytes = 0,\n"
     "          overlaps = true } }\n"
     "    end\n"
-    "    return tiling\n"
+    "    return { tiling }\n"
     "  end,\n"
     "}\n";
 static const char device_code[] = "// Nothing: the stand-in for NVRTC does not look.\n";

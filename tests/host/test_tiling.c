@@ -15,8 +15,8 @@
 /* An architecture that answers every request with the tiling in place of %s. */
 static const char file[] = "return { name = 'hopper', priority = 10, code = 'sm_90a',\n"
                            "  serves = function() return true end,\n"
-                           "  tiling = function() return { template = 'templates/test.cuh',\n"
-                           "    tile_q = 128, tile_kv = 64, workers = 132, %s } end }\n";
+                           "  tilings = function() return { { template = 'templates/test.cuh',\n"
+                           "    tile_q = 128, tile_kv = 64, workers = 132, %s } } end }\n";
 #define LAUNCH   "entry = 'rota_forward', grid = 'row_workers', threads = 384, shared_bytes = 1024"
 #define LAUNCHES "launches = { { " LAUNCH ", overlaps = true } }, "
 
