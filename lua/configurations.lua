@@ -5,8 +5,9 @@
 -- kernel = {
 --   axes     {{"consumers", {3, 2}}, {"tile_kv", {128, 112, ...}}}: values that are combined
 --   complete function(c): fills in what follows from them, `tile_q` and `tile_kv` at least; false
---            and a reason where it does not exist (registers, shared memory); where a tile holds
---            several heads of a group, `packed` tells how many
+--            and a reason where it does not exist (registers, shared memory); `rows` where they
+--            are several heads' queries: the estimate counts them as queries of one, so that heads
+--            in groups get the tiles of those that are not
 --   prefers  function(c): whether it comes first whatever the estimate says, since it was measured;
 --            absent: none does
 --   cost     function(c) -> cycles of a multiprocessor, all blocks on it together:
@@ -43,10 +44,11 @@ end
 
 -- Query tiles of a sequence, and their tiles, with a full mask or a causal one.
 local function count(c, n_q, n_k, causal)
-  local items, tiles = (n_q + c.tile_q - 1) // c.tile_q, 0
+  local rows = c.rows or c.tile_q
+  local items, tiles = (n_q + rows - 1) // rows, 0
   for item = 1, items do
     local keys = n_k
-    if causal then keys = math.max(0, math.min(item * c.tile_q + n_k - n_q, n_k)) end
+    if causal then keys = math.max(0, math.min(item * rows + n_k - n_q, n_k)) end
     tiles = tiles + (keys + c.tile_kv - 1) // c.tile_kv
   end
   return items, tiles
@@ -67,7 +69,7 @@ local function estimate(c, cost, has_mask, lengths)
     for causal = 0, has_mask and 1 or 0 do
       local items, tiles = count(c, n_q, n_k, causal == 1)
       local asked = math.max(1, causal == 1 and triangle(n_q, n_k) or n_q * n_k)
-      sum = sum + (tiles * of_tile + items * cost.item) * UNIT / (asked * (c.packed or 1))
+      sum = sum + (tiles * of_tile + items * cost.item) * UNIT / asked
       cases = cases + 1
     end
   end
