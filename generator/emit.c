@@ -79,13 +79,18 @@ void emit_tiling(const Tiling *tiling, Text *out) {
   for (int i = 0; i < tiling->map_count; i++) {
     text_append(out, "inline constexpr int kMap");
     append_camel(out, mapped_name(tiling->maps[i].tensor));
-    text_format(out, " = %d;   // tiling.tensor_maps: boxes of %d rows\n", i, tiling->maps[i].rows);
+    text_format(out, " = %d;   // tiling.tensor_maps: boxes of %d rows", i, tiling->maps[i].rows);
+    if (tiling->maps[i].heads)
+      text_format(out, " of %d heads", tiling->maps[i].heads);
+    text_append(out, "\n");
   }
   text_append(out, "\n}  // namespace rota\n");
 }
 
-/* Local names for what an expression uses: parameters and tensor accesses. */
-static void declare_symbols(const Symbols *symbols, const ExpressionUse *use, Text *out) {
+/* Local names for what an expression uses: parameters and tensor accesses, `clamped` to the
+ * tensors' sizes. */
+static void declare_symbols(const Symbols *symbols, const ExpressionUse *use, bool clamped,
+                            Text *out) {
   for (int i = 0; i < symbols->parameter_count; i++) {
     if (!use->parameter[i])
       continue;
@@ -109,11 +114,15 @@ static void declare_symbols(const Symbols *symbols, const ExpressionUse *use, Te
     const TensorSymbol *tensor = &symbols->tensors[i];
     text_format(out, "  const auto tensor_%s = [&](", tensor->name);
     for (int d = 0; d < tensor->rank; d++)
-      text_format(out, "%slong long i%d", d ? ", " : "", d);
+      text_format(out, "%sauto i%d", d ? ", " : "", d);
     text_format(out, ") {\n    return static_cast<const %s *>(arguments.tensors[%d].data)[",
                 tensor->element == ROTA_INT32 ? "int" : "float", i);
-    for (int d = 0; d < tensor->rank; d++)
-      text_format(out, "%si%d * arguments.tensors[%d].stride[%d]", d ? " + " : "", d, i, d);
+    for (int d = 0; d < tensor->rank; d++) {
+      text_format(out, clamped ? "%srota_within(i%d, " : "%si%d", d ? " + " : "", d);
+      if (clamped)
+        text_format(out, "arguments.tensors[%d].size[%d])", i, d);
+      text_format(out, " * arguments.tensors[%d].stride[%d]", i, d);
+    }
     text_append(out, "];\n  };\n");
   }
 }
@@ -156,7 +165,7 @@ static void emit_function(const char *header, const char *signature, const Expre
     return;
   }
   ExpressionUse use = expression_use(expression);
-  declare_symbols(symbols, &use, out);
+  declare_symbols(symbols, &use, exact, out);
   SourcePlace place = expression_place(expression);
   append_line_directive(out, place);
   text_append(out, "  return ");

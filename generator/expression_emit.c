@@ -2,7 +2,9 @@
  *
  * Widths: a node that may leave 32 bits is long long. An operation is carried out in long long when
  * its result or an operand is wide; a narrow result of it is cast back. Conditions emit && || ?:,
- * so a guarded tensor access is not executed where its guard is false. */
+ * so a guarded tensor access is not executed where its guard is false; but in masks, whose accesses
+ * are clamped, & and | where tensors follow, so that loads do not wait for one another and what
+ * many elements share is loaded once. */
 #include <math.h>
 
 #include "generator/expression_ast.h"
@@ -220,6 +222,20 @@ static void emit_select(const Emitter *emitter, const Node *node) {
   text_append(out, ")");
 }
 
+static bool has_tensor(const Emitter *emitter, int index) {
+  const Node *node = &emitter->nodes[index];
+  bool found = node->operation == OP_TENSOR;
+  for (int i = 0; i < node->operands && !found; i++)
+    found = has_tensor(emitter, node->operand[i]);
+  return found;
+}
+
+/* `and`, `or`: one letter of C for operands that are both to be evaluated, else two. */
+static void emit_condition(const Emitter *emitter, const Node *node, const char *text) {
+  bool both = emitter->exact && has_tensor(emitter, node->operand[1]);
+  emit_infix(emitter, node, both ? text + 1 : text);
+}
+
 static void emit_tensor(const Emitter *emitter, const Node *node) {
   text_format(emitter->out, "tensor_%s(", emitter->symbols->tensors[node->value.i].name);
   for (int i = 0; i < node->operands; i++) {
@@ -240,10 +256,10 @@ static void emit(const Emitter *emitter, int index) {
     emit_select(emitter, node);
     return;
   case OP_AND:
-    emit_infix(emitter, node, "&&");
+    emit_condition(emitter, node, "&&");
     return;
   case OP_OR:
-    emit_infix(emitter, node, "||");
+    emit_condition(emitter, node, "||");
     return;
   case OP_NOT_EQUAL:
     emit_infix(emitter, node, "!=");

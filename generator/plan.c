@@ -45,7 +45,7 @@ static rota_status lay_out(Plan *plan, const TableCounts *counts) {
     const TensorBinding *tensor = &plan->bindings.tensors[i];
     place(&end, &plan->tensors[i], tensor->data ? tensor_elements(tensor) : 0, sizeof(float));
   }
-  plan->image_bytes = end > 0 ? end : SECTION_ALIGN;
+  plan->image_bytes = end + SECTION_ALIGN; /* masks read element 0 of a tensor without any */
   plan->image = memory_allocate(plan->image_bytes, 1);
   return plan->image ? ROTA_OK : ROTA_OUT_OF_MEMORY;
 }
@@ -121,6 +121,11 @@ static rota_status set_heads(const Spec *spec, const rota_plan_request *request,
     return status_fail(ROTA_INVALID_ARGUMENT,
                        "heads %d, kv_heads %d: the kernel has %d query heads per kv head",
                        plan->heads, plan->kv_heads, group);
+  int packed = tiling_packed(&plan->tiling);
+  bool by_head = spec->mask && expression_use(spec->mask).h;
+  if (packed < 1 || group % packed || (packed > 1 && by_head))
+    return status_fail(ROTA_INTERNAL, "lua/architectures/%s.lua packs %d of %d heads",
+                       plan->tiling.architecture, packed, group);
   return ROTA_OK;
 }
 
@@ -133,7 +138,7 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
   bool forward = plan->direction == ROTA_FORWARD;
   TablesRequest request = {.lengths = plan->lengths,
                            .planes = planes,
-                           .heads = plan->heads,
+                           .heads = plan_row_heads(plan),
                            .kv_heads = plan->kv_heads,
                            .tile_q = plan->tiling.tile_q,
                            .tile_kv = plan->tiling.tile_kv,
@@ -270,8 +275,13 @@ const void *plan_section(const Plan *plan, RotaSection section) {
   return section_at(plan, section);
 }
 
+int plan_row_heads(const Plan *plan) {
+  bool forward = plan->direction == ROTA_FORWARD;
+  return forward ? plan->heads / tiling_packed(&plan->tiling) : plan->heads;
+}
+
 int64_t plan_q_tiles(const Plan *plan) {
-  return plan->row_items.count / plan->heads;
+  return plan->row_items.count / plan_row_heads(plan);
 }
 
 bool plan_is_ordered(const Plan *plan) {
@@ -285,7 +295,8 @@ static bool same_tiling(const Tiling *a, const Tiling *b) {
       a->launch_count != b->launch_count || a->map_count != b->map_count)
     return false;
   for (int i = 0; i < a->map_count; i++)
-    if (a->maps[i].tensor != b->maps[i].tensor || a->maps[i].rows != b->maps[i].rows)
+    if (a->maps[i].tensor != b->maps[i].tensor || a->maps[i].rows != b->maps[i].rows ||
+        a->maps[i].heads != b->maps[i].heads)
       return false;
   for (int i = 0; i < a->field_count; i++)
     if (strcmp(a->fields[i].name, b->fields[i].name) != 0 ||

@@ -57,6 +57,8 @@ void plan_destroy(Plan *plan);
 int64_t plan_grid(const Plan *plan, Grid grid);
 /* Start of a section, of which the caller knows the type. */
 const void *plan_section(const Plan *plan, RotaSection section);
+/* Row items of a query tile: its query heads, or what packing makes of them. */
+int plan_row_heads(const Plan *plan);
 /* Query tiles of all sequences: RotaArguments.tiles. */
 int64_t plan_q_tiles(const Plan *plan);
 /* A chain's worker may wait for another's: the launch order of the items matters. */

@@ -117,7 +117,8 @@ static int64_t row_tiles(const Check *check, const RotaRow *row) {
  */
 static rota_status check_row_item(Check *check, int64_t index, RotaItem item) {
   const Plan *plan = check->plan;
-  if (!within(item.index, 0, plan->rows.count - 1) || !within(item.head, 0, plan->heads - 1))
+  if (!within(item.index, 0, plan->rows.count - 1) ||
+      !within(item.head, 0, plan_row_heads(plan) - 1))
     return damaged("row item", index, "names no row or head");
   const RotaRow *row = &check->rows[item.index];
   if (!within(row->sequence, 0, plan->lengths->batch - 1) ||
@@ -125,7 +126,7 @@ static rota_status check_row_item(Check *check, int64_t index, RotaItem item) {
       !within(row->run_begin, 0, row->run_end) || row->run_end > plan->runs.count)
     return damaged("row", item.index, "is out of range");
   const RotaSequence *sequence = &check->sequences[row->sequence];
-  int64_t at = ((int64_t)sequence->tile_begin + row->q_tile) * plan->heads + item.head;
+  int64_t at = ((int64_t)sequence->tile_begin + row->q_tile) * plan_row_heads(plan) + item.head;
   if (check->row_of[at] >= 0)
     return damaged("row item", index, "repeats another");
   int64_t tiles = row_tiles(check, row);
@@ -298,13 +299,13 @@ static rota_status check_tables(Check *check) {
     return ROTA_OUT_OF_MEMORY;
   ROTA_TRY(check_sequences(check));
   int64_t chain_items = plan->direction == ROTA_BACKWARD ? check->kv_tiles * plan->kv_heads : 0;
-  if (plan->row_items.count != check->q_tiles * plan->heads ||
+  if (plan->row_items.count != check->q_tiles * plan_row_heads(plan) ||
       plan->chain_items.count != chain_items)
     return status_fail(ROTA_FILE,
                        "plan: it has %lld row items and %lld chain items; its lengths "
                        "give %lld and %lld",
                        (long long)plan->row_items.count, (long long)plan->chain_items.count,
-                       (long long)check->q_tiles * plan->heads, (long long)chain_items);
+                       (long long)check->q_tiles * plan_row_heads(plan), (long long)chain_items);
   if (!allocate_state(check))
     return ROTA_OUT_OF_MEMORY;
   ROTA_TRY(check_rows(check));

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLAN_FILE_VERSION = 4, TILE_MAX = 1 << 20 };
+enum { PLAN_FILE_VERSION = 5, TILE_MAX = 1 << 20 };
 
 typedef struct PlanHeader {
   char magic[8];
@@ -101,6 +101,7 @@ static void wire_tiling(Wire *wire, Tiling *tiling) {
   for (int i = 0; i < tiling->map_count; i++) {
     WIRE_ENUM(wire, tiling->maps[i].tensor, Mapped, MAPPED_COUNT - 1);
     wire_int(wire, &tiling->maps[i].rows, 1, TILE_MAX);
+    wire_int(wire, &tiling->maps[i].heads, 0, TILE_MAX);
   }
 }
 
@@ -274,7 +275,9 @@ static rota_status read_plan(const char *path, const PlanHeader *header, const c
   wire_plan(&wire, plan);
   if (wire.no_memory)
     return ROTA_OUT_OF_MEMORY;
-  if (wire.failed || wire.left != 0 || plan->heads % plan->kv_heads != 0)
+  if (wire.failed || wire.left != 0 || plan->heads % plan->kv_heads != 0 ||
+      tiling_packed(&plan->tiling) < 1 ||
+      plan->heads / plan->kv_heads % tiling_packed(&plan->tiling) != 0)
     return status_fail(ROTA_FILE, "%s: the plan is damaged: a field is out of range", path);
   plan->image_bytes = (size_t)header->image_bytes;
   plan->image = memory_allocate(plan->image_bytes, 1);

@@ -9,7 +9,8 @@
 typedef struct TablesRequest {
   const Lengths *lengths;
   const Planes *planes;
-  int heads, kv_heads, tile_q, tile_kv;
+  int heads; /* row items of a query tile: plan_row_heads */
+  int kv_heads, tile_q, tile_kv;
   const Schedule *schedule;  /* NULL: forward, without chains, visits and queue */
   bool ordered;              /* chains wait for one another: assigned as the schedule says */
   int row_workers;           /* forward: blocks that share the row items, each with a queue; 0: a

@@ -244,6 +244,11 @@ static bool mask_is_interval(const Spec *spec) {
   return interval;
 }
 
+/* Whether the heads of a group may be allowed other keys than one another. */
+static bool mask_by_head(const Spec *spec) {
+  return spec->mask && expression_use(spec->mask).h;
+}
+
 rota_status spec_to_value(const Spec *spec, Value *record) {
   ROTA_TRY(value_set_string(record, "dtype", dtype_name(spec->dtype)));
   ROTA_TRY(value_set_integer(record, "head_dim", spec->head_dim));
@@ -254,6 +259,7 @@ rota_status spec_to_value(const Spec *spec, Value *record) {
   ROTA_TRY(value_set_boolean(record, "sink_logit", spec->sink_logit));
   ROTA_TRY(value_set_boolean(record, "has_mask", spec->mask != NULL));
   ROTA_TRY(value_set_boolean(record, "mask_is_interval", mask_is_interval(spec)));
+  ROTA_TRY(value_set_boolean(record, "mask_by_head", mask_by_head(spec)));
   ROTA_TRY(value_set_boolean(record, "has_score", spec->score != NULL));
   ROTA_TRY(value_set_boolean(record, "deterministic", spec->deterministic));
   ROTA_TRY(value_set_string(record, "schedule", spec->schedule));

@@ -54,6 +54,10 @@ int tiling_get(const Tiling *tiling, const char *name, int otherwise) {
   return otherwise;
 }
 
+int tiling_packed(const Tiling *tiling) {
+  return tiling_get(tiling, "packed", 1);
+}
+
 static rota_status wrong(const Tiling *tiling, const char *what) {
   return status_fail(ROTA_INTERNAL, "lua/architectures/%s.lua, algorithm %s: %s",
                      tiling->architecture, tiling->algorithm, what);
@@ -144,7 +148,7 @@ static rota_status read_wgmma(const Value *list, Tiling *tiling) {
 
 static rota_status read_map(const Value *value, const Tiling *tiling, TilingMap *map) {
   char name[TILING_NAME_MAX];
-  int64_t rows;
+  int64_t rows, heads = 0;
   if (!copy_name(value, "tensor", name, sizeof name))
     return wrong(tiling, "an entry of tensor_maps needs a tensor such as \"q\"");
   int found = 0;
@@ -153,9 +157,14 @@ static rota_status read_map(const Value *value, const Tiling *tiling, TilingMap 
   if (found == MAPPED_COUNT)
     return wrong(tiling, "a tensor of tensor_maps is none of tiling.h's MAPPED_LIST");
   map->tensor = (Mapped)found;
-  if (!value_integer(value_field(value, "rows"), 1, BOX_ROWS_MAX, &rows) || rows % 8)
+  const Value *several = value_field(value, "heads");
+  if (several->kind != KIND_NIL && !value_integer(several, 1, BOX_ROWS_MAX, &heads))
+    return wrong(tiling, "heads of an entry of tensor_maps must be from 1 to 256");
+  if (!value_integer(value_field(value, "rows"), 1, BOX_ROWS_MAX, &rows) ||
+      (heads == 0 && rows % 8))
     return wrong(tiling, "rows of an entry of tensor_maps must be a multiple of 8, up to 256");
   map->rows = (int)rows;
+  map->heads = (int)heads;
   return ROTA_OK;
 }
 

@@ -60,10 +60,13 @@ typedef enum Mapped {
       MAPPED_COUNT
 } Mapped;
 
-/* A map that every entry of the program is handed: boxes of 64 columns and so many rows. */
+/* A map that every entry of the program is handed: boxes of 64 columns and so many rows of one
+ * head, or of several: then those of a row lie side by side. */
 typedef struct TilingMap {
   Mapped tensor;
   int rows;
+  int heads; /* 0: one, and dimensions (head dim, row, head, slot) instead of (.., head, row, slot)
+              */
 } TilingMap;
 
 typedef struct Launch {
@@ -98,6 +101,8 @@ typedef struct Tiling {
                                           serve: "hopper: head_dim 100 ..."; "": none */
 } Tiling;
 
+/* Query heads of a group that a forward kernel's query tile holds of each of its tile_q queries. */
+int tiling_packed(const Tiling *tiling);
 /* Value of a field, `otherwise` if there is none. */
 int tiling_get(const Tiling *tiling, const char *name, int otherwise);
 /* The largest dynamic shared memory of its launches, in bytes. */

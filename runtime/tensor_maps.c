@@ -5,6 +5,8 @@
  *                          or of all that are packed           packed
  *   box         64         the tiling's                1       1
  *
+ * With several heads in a box dimension 1 is that of heads, 2 that of rows.
+ *
  * What lies beyond a size arrives as zeros: the copy engine never reads past a tensor's end, only
  * past a sequence's. */
 #include "runtime/tensor_maps.h"
@@ -19,10 +21,18 @@ typedef struct Shape {
   const char *name;
   RotaTensor tensor;
   int64_t size[DIMENSIONS];
-  int64_t stride[DIMENSIONS - 1]; /* elements: row, head, slot */
+  int64_t stride[DIMENSIONS - 1]; /* elements, of dimensions 1 and up */
+  const char *stride_name[DIMENSIONS - 1];
 } Shape;
 
-static Shape shape_of(const rota_plan *plan, const RotaArguments *block, Mapped mapped) {
+static void set_dimension(Shape *shape, int dimension, int64_t size, int64_t stride,
+                          const char *stride_name) {
+  shape->size[dimension] = size;
+  shape->stride[dimension - 1] = stride;
+  shape->stride_name[dimension - 1] = stride_name;
+}
+
+static Shape shape_of(const rota_plan *plan, const RotaArguments *block, const TilingMap *wanted) {
   static const struct {
     size_t offset; /* in RotaArguments */
     bool keys, values;
@@ -32,16 +42,15 @@ static Shape shape_of(const rota_plan *plan, const RotaArguments *block, Mapped 
 #undef X
   };
   const Spec *spec = &plan->kernel->spec;
+  Mapped mapped = wanted->tensor;
   Shape shape = {.name = mapped_name(mapped)};
   memcpy(&shape.tensor, (const char *)block + facts[mapped].offset, sizeof shape.tensor);
   Extents extents = arguments_extents(plan, facts[mapped].keys);
   shape.size[0] = facts[mapped].values ? spec->head_dim_v : spec->head_dim;
-  shape.size[1] = extents.rows;
-  shape.size[2] = extents.heads;
-  shape.size[3] = extents.batch;
-  shape.stride[0] = shape.tensor.stride_row;
-  shape.stride[1] = shape.tensor.stride_head;
-  shape.stride[2] = shape.tensor.stride_batch;
+  int row = wanted->heads ? 2 : 1, head = 3 - row;
+  set_dimension(&shape, row, extents.rows, shape.tensor.stride_row, "stride_row");
+  set_dimension(&shape, head, extents.heads, shape.tensor.stride_head, "stride_head");
+  set_dimension(&shape, 3, extents.batch, shape.tensor.stride_batch, "stride_batch");
   return shape;
 }
 
@@ -54,12 +63,11 @@ static void describe_nothing(const rota_plan *plan, Shape *shape) {
 }
 
 static rota_status bad_stride(const Shape *shape, int index) {
-  static const char *const names[] = {"stride_row", "stride_head", "stride_batch"};
   return status_fail(ROTA_INVALID_ARGUMENT,
                      "%s.%s is %lld elements: the copy engine, by which this kernel loads, takes "
                      "none below 0 and none of 2^40 bytes; copy the tensor, or prepare the kernel "
                      "with ROTA_LAYOUT_ANY",
-                     shape->name, names[index], (long long)shape->stride[index]);
+                     shape->name, shape->stride_name[index], (long long)shape->stride[index]);
 }
 
 /* Strides in bytes. That of a dimension with one element is never used: any legal one will do. */
@@ -81,14 +89,15 @@ static rota_status fill_map(const rota_plan *plan, const RotaArguments *block,
                             const TilingMap *wanted, RotaTensorMap *map) {
   const Driver *driver = plan->kernel->module->device->driver;
   rota_dtype dtype = plan->kernel->spec.dtype;
-  Shape shape = shape_of(plan, block, wanted->tensor);
+  Shape shape = shape_of(plan, block, wanted);
   if (shape.size[1] == 0 || shape.size[2] == 0 || shape.size[3] == 0 || !shape.tensor.data)
     describe_nothing(plan, &shape);
   unsigned long long strides[DIMENSIONS - 1], sizes[DIMENSIONS];
   ROTA_TRY(find_strides(&shape, dtype_size(dtype), strides));
   for (int i = 0; i < DIMENSIONS; i++)
     sizes[i] = (unsigned long long)shape.size[i];
-  const unsigned box[DIMENSIONS] = {BOX_COLUMNS, (unsigned)wanted->rows, 1, 1};
+  const unsigned rows = (unsigned)wanted->rows, heads = (unsigned)wanted->heads;
+  const unsigned box[DIMENSIONS] = {BOX_COLUMNS, heads ? heads : rows, heads ? rows : 1, 1};
   const unsigned every[DIMENSIONS] = {1, 1, 1, 1};
   CUresult result = driver->tensor_map_encode(
       map, dtype == ROTA_BF16 ? TENSOR_MAP_BFLOAT16 : TENSOR_MAP_FLOAT16, DIMENSIONS,

@@ -14,8 +14,9 @@ local SETS = {
 }
 local SETS_BY_ELEMENT = { [2] = SETS[2], [3] = { consumer = 152, loader = 56 } }
 -- What stands beside S, P and O: peaks, sums, addresses, loops; and where elements are looked at
--- one by one, positions, pointers into tensors and what the expressions need.
-local BESIDE, BESIDE_BY_ELEMENT = 32, 48
+-- one by one, positions, pointers into tensors and what the expressions need; more with heads
+-- side by side.
+local BESIDE, BESIDE_BY_ELEMENT, BESIDE_PACKED = 32, 48, 8
 -- Cycles that neither products nor exponentials hide, of a tile and of a query tile.
 -- Fitted: docs/configurations.md.
 local TILE, ITEM = 160, 500
@@ -48,6 +49,17 @@ local function takes_turns(spec)
   return dim <= 96 or dim > 128
 end
 
+-- Query heads of a group that share a tile, whose rows are then (query, head) pairs: K and V come
+-- once for all of them, and few queries fill a tile. As many as leave at most one row in 32 unused.
+-- They must be allowed the same keys.
+local function packed_heads(spec, rows)
+  if spec.mask_by_head then return 1 end
+  for heads = math.min(spec.group, rows), 2, -1 do
+    if spec.group % heads == 0 and rows % heads * 32 <= rows then return heads end
+  end
+  return 1
+end
+
 -- The kernel as lua/configurations.lua takes it.
 local function kernel(spec, target)
   local elements = by_element(spec)
@@ -57,10 +69,13 @@ local function kernel(spec, target)
   return {
     axes = AXES,
     complete = function(c)
-      c.tile_q = 64 * c.consumers
-      c.name = string.format("%dx%d", 64 * c.consumers, c.tile_kv)
+      c.rows = 64 * c.consumers
+      c.packed = packed_heads(spec, c.rows)
+      c.tile_q = c.rows // c.packed
+      c.name = string.format("%dx%d", c.rows, c.tile_kv)
       c.registers = (elements and SETS_BY_ELEMENT or SETS)[c.consumers]
       local beside = elements and BESIDE_BY_ELEMENT or BESIDE
+      if elements and c.packed > 1 then beside = beside + BESIDE_PACKED end
       local held = c.tile_kv // 2 + c.tile_kv // 4 + spec.head_dim_v // 2 + beside
       if held > c.registers.consumer then return false, "no tile fits the registers" end
       if shared_bytes(spec, c.consumers, c.tile_kv, 1) > target.shared_per_block then
@@ -72,7 +87,7 @@ local function kernel(spec, target)
       return true
     end,
     cost = function(c)
-      local scores, depth = 64 * c.consumers * c.tile_kv, (spec.head_dim + 15) // 16
+      local scores, depth = c.rows * c.tile_kv, (spec.head_dim + 15) // 16
       -- Of each consumer: Q and K for every 16 of the head dim, V for every 16 keys (P comes out
       -- of registers); then K and V as they arrive.
       local read = c.consumers
@@ -97,6 +112,7 @@ local function tiling(spec, target, c)
     template = "templates/hopper/forward.cuh",
     name = c.name,
     tile_q = c.tile_q,
+    packed = c.packed,
     tile_kv = c.tile_kv,
     consumers = c.consumers,
     stages = STAGES,
@@ -107,7 +123,7 @@ local function tiling(spec, target, c)
     workers = target.multiprocessors,
     wgmma = shapes,
     tensor_maps = {
-      { tensor = "q", rows = c.tile_q },
+      { tensor = "q", rows = c.tile_q, heads = c.packed },
       { tensor = "k", rows = c.tile_kv },
       { tensor = "v", rows = c.tile_kv },
     },

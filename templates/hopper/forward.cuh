@@ -11,6 +11,12 @@
 // of the one before, its threads wait; then they turn S into P while another warpgroup's products
 // run. With kTurns the warpgroups issue products strictly in turn, which keeps them out of step.
 //
+// A tile's rows are kTileQ queries of kPacked heads of a group, which share K and V:
+//
+//   row     0       1       ..  kPacked - 1     kPacked      ..     kTileQ * kPacked, 64 *
+//   kConsumers query   q       q           q               q + 1                     nothing head
+//   h       h + 1       h + kPacked-1   h
+//
 // Shared memory: Q | K stage 0 .. | V stage 0 .. | items, tiles | barriers
 //
 //   barrier          arrivals                          waits
@@ -40,7 +46,7 @@ struct ForwardConsumer {
   static constexpr int kBlocksO = kHeadDimV / 8;
   static constexpr int kStepsS = (kHeadDim + 15) / 16, kStepsO = kTileKv / 16;
   static constexpr int kPair = 2 * kWarpgroup; // threads of a turn's named barrier
-  static_assert(kTileQ == 64 * kConsumers && kTileKv % 16 == 0, "whole instructions");
+  static_assert(kTileQ * kPacked <= Shared::kRows && kTileKv % 16 == 0, "whole instructions");
   static_assert(kTileKv <= 128, "mask bits of a row and lane fit a word");
 
   const RotaArguments &arguments;
@@ -75,9 +81,16 @@ struct ForwardConsumer {
     if (lane_index() == 0)
       barrier_arrive(barrier);
   }
-  // This lane's row r, counted from the item's first query.
+  // This lane's row r of the tile; its query and head, counted from the item's first.
   ROTA_DEVICE int lane_row(int r) const {
     return 64 * group + warp_index() % 4 * 16 + 8 * r + lane_index() / 4;
+  }
+  ROTA_DEVICE int lane_query(int r) const { return lane_row(r) / kPacked; }
+  ROTA_DEVICE int lane_head(int r) const { return lane_row(r) % kPacked; }
+  // Whether this is a row to store.
+  ROTA_DEVICE bool lane_stores(const ForwardItem &item, int r) const {
+    const bool in_tile = kTileQ * kPacked == Shared::kRows || lane_row(r) < kTileQ * kPacked;
+    return in_tile && item.origin.q + lane_query(r) < item.rows_q;
   }
 
   // ---- Products ----
@@ -93,7 +106,7 @@ struct ForwardConsumer {
     Wgmma<kTileKv>::template multiply<0, 0>(s, q, k);
 #pragma unroll
     for (int step = 1; step < kStepsS; step++)
-      Wgmma<kTileKv>::template accumulate<0, 0>(s, advance(q, step_along(kTileQ, step)),
+      Wgmma<kTileKv>::template accumulate<0, 0>(s, advance(q, step_along(Shared::kRows, step)),
                                                 advance(k, step_along(kTileKv, step)));
     wgmma_commit();
   }
@@ -123,7 +136,8 @@ struct ForwardConsumer {
 #pragma unroll
     for (int i = 0; i < kS; i++) {
       Position at = first;
-      at.q = clamp_index<kScoreUsesTensors>(at.q + lane_row(i / 2 % 2), at.n_q);
+      at.q = clamp_index<kScoreUsesTensors>(at.q + lane_query(i / 2 % 2), at.n_q);
+      at.h += lane_head(i / 2 % 2);
       const int key = first_key + i / 4 * 8 + i % 2;
       at.k = clamp_index<kScoreUsesTensors>(key, at.n_k);
       s[i] = score_value(s[i] * arguments.scale, at, arguments);
@@ -139,37 +153,39 @@ struct ForwardConsumer {
     const int count = x <= 0 ? 0 : x / 8 * 2 + smaller(x % 8, 2);
     return count >= 32 ? ~0u : (1u << count) - 1;
   }
-  // The keys that a query may attend among the columns from `first`: 8 n + c as above.
-  ROTA_DEVICE unsigned allowed_bits(const Position &at, int first) const {
+  // The keys that the lane's two queries may attend among the columns from `first`: 8 n + c as
+  // above.
+  ROTA_DEVICE void find_allowed(const Position (&at)[2], int first, unsigned (&bits)[2]) const {
+    bits[0] = bits[1] = 0;
     if constexpr (kMaskIsInterval) {
-      const int end = smaller(mask_end(at, arguments), at.n_k);
-      return columns_below(end - first) & ~columns_below(mask_first(at, arguments) - first);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int end = smaller(mask_end(at[r], arguments), at[r].n_k);
+        bits[r] = columns_below(end - first) & ~columns_below(mask_first(at[r], arguments) - first);
+      }
+      return;
     }
-    unsigned bits = 0; // in a loop, however long the expression
-#pragma unroll 2
+    // In a loop, however long the expression; both queries in it, since what depends on the key
+    // alone is then computed once.
+#pragma unroll 4
     for (int n = 0; n < kTileKv / 8; n++)
 #pragma unroll
-      for (int c = 0; c < 2; c++)
-        if (allows(at, first + 8 * n + c))
-          bits |= 1u << (2 * n + c);
-    return bits;
+      for (int i = 0; i < 4; i++)
+        bits[i % 2] |= (unsigned)allows(at[i % 2], first + 8 * n + i / 2) << (2 * n + i / 2);
   }
   // s = -inf where the mask forbids.
   ROTA_DEVICE void apply_mask(float (&s)[kS], int k_begin) const {
     const Position first = origin();
-    const int first_key = lane_key(k_begin);
+    Position at[2] = {first, first};
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      Position at = first;
-      at.q = clamp_index<kMaskUsesTensors>(at.q + lane_row(r), at.n_q);
-      const unsigned bits = allowed_bits(at, first_key);
+    for (int r = 0; r < 2; r++)
+      at[r].q = clamp_index<kMaskUsesTensors>(first.q + lane_query(r), first.n_q);
+    unsigned bits[2];
+    find_allowed(at, lane_key(k_begin), bits);
 #pragma unroll
-      for (int n = 0; n < kTileKv / 8; n++)
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-          if ((bits >> (2 * n + c) & 1) == 0)
-            s[4 * n + 2 * r + c] = -kInfinity;
-    }
+    for (int i = 0; i < kS; i++)
+      if ((bits[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) == 0)
+        s[i] = -kInfinity;
   }
 
   ROTA_DEVICE float factor() const {
@@ -191,8 +207,8 @@ struct ForwardConsumer {
   ROTA_DEVICE void negate_q() const {
     for (int at = (int)threadIdx.x % kWarpgroup * 16; at < 64 * kBoxPitch; at += kWarpgroup * 16)
       for (int box = 0; box < Shared::kBoxesQ; box++) {
-        const unsigned chunk =
-            shared.q(ring_q.stage) + (unsigned)((box * kTileQ + group * 64) * kBoxPitch + at);
+        const unsigned chunk = shared.q(ring_q.stage) +
+                               (unsigned)((box * Shared::kRows + group * 64) * kBoxPitch + at);
         Chunk x = load_shared_chunk(chunk);
         for (int i = 0; i < 4; i++)
           x.word[i] ^= 0x80008000u;
@@ -314,16 +330,15 @@ struct ForwardConsumer {
   // Closes the rows of an item: stores LSE, hands out the factors of O.
   ROTA_DEVICE void close(const WarpgroupSoftmax &softmax, int number, float (&scale)[2]) const {
     const ForwardItem item = load_item(shared.item(number));
-    const int head = item.origin.h;
-    const float sink = kSinkLogit ? arguments.sink[head] : 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int query = item.origin.q + lane_row(r);
+      const int query = lane_query(r), head = item.origin.h + lane_head(r);
+      const float sink = kSinkLogit ? arguments.sink[head] : 0.0f;
       SoftmaxRow row = softmax.template finish<kSinkLogit>(r, sink);
-      if (query >= item.origin.n_q)
+      if (item.origin.q + query >= item.origin.n_q)
         row = {0.0f, -kInfinity};
-      if (lane_index() % 4 == 0 && query < item.rows_q)
-        *element_at<float>(arguments.lse, item.slot, item.row + lane_row(r), head) = row.lse;
+      if (lane_index() % 4 == 0 && lane_stores(item, r))
+        *element_at<float>(arguments.lse, item.slot, item.row + query, head) = row.lse;
       scale[r] = row.scale;
     }
   }
@@ -340,9 +355,9 @@ struct ForwardConsumer {
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const bool stored = item.origin.q + lane_row(r) < item.rows_q;
-      Element *to =
-          element_at<Element>(arguments.o, item.slot, item.row + lane_row(r), item.origin.h);
+      const bool stored = lane_stores(item, r);
+      Element *to = element_at<Element>(arguments.o, item.slot, item.row + lane_query(r),
+                                        item.origin.h + lane_head(r));
 #pragma unroll
       for (int first = 0; first < kBlocksO; first += 4) {
         unsigned word[4];

@@ -30,13 +30,15 @@ struct ForwardLoader {
       RunWalk walk(arguments, row);
       const unsigned full = shared.q_full(ring_q.stage);
       barrier_wait_phase(shared.q_empty(ring_q.stage), ring_q.parity);
-      store_item(shared.item(items.index), sequence, q_begin, item.head, q_row, !walk.valid());
+      const int head = item.head * kPacked;
+      store_item(shared.item(items.index), sequence, q_begin, head, q_row, !walk.valid());
       wait_for_predecessor(); // which may write Q, K, V or read O; not the plan's tables
       if (walk.valid()) {
-        barrier_expect(full, Shared::kBytesQ);
-        copy_boxes<kHeadDim, kTileQ>(shared.q(ring_q.stage), &maps.map[kMapQ], q_row, item.head,
-                                     sequence.slot, full);
-        load_k_tiles(walk, ring, (int)sequence.begin_k, item.head / kGroup, sequence.slot);
+        barrier_expect(full, Shared::kLoadedQ);
+        // The map's dimensions: head dim, head, row, slot.
+        copy_boxes<kHeadDim, Shared::kRows>(shared.q(ring_q.stage), &maps.map[kMapQ], head, q_row,
+                                            sequence.slot, full);
+        load_k_tiles(walk, ring, (int)sequence.begin_k, head / kGroup, sequence.slot);
       } else {
         barrier_arrive(full);
       }
@@ -75,8 +77,8 @@ struct ForwardLoader {
             walk.partial() ? shared.v_loaded(ring.stage) : shared.v_full(ring.stage);
         barrier_expect(barrier, Shared::kBytesV);
         copy_boxes<kHeadDimV, kTileKv>(shared.v(ring.stage), &maps.map[kMapV],
-                                       begin + walk.tile * kTileKv, item.head / kGroup, slot,
-                                       barrier);
+                                       begin + walk.tile * kTileKv, item.head * kPacked / kGroup,
+                                       slot, barrier);
         ring.advance();
       }
     }
@@ -104,20 +106,21 @@ struct ForwardLoader {
   }
   ROTA_DEVICE static int guard_thread() { return (int)(threadIdx.x % kGuards); }
   ROTA_DEVICE void clean_v(int stage, int k_begin, int index) const {
-    unsigned found = 0;
-#pragma unroll 2
+    unsigned sum[4] = {0, 0, 0, 0}; // of 0 * V: zeros of either sign, or NaN
+#pragma unroll 4
     for (int at = guard_thread() * 16; at < Shared::kBytesV; at += kGuards * 16) {
       const Chunk x = load_shared_chunk(shared.v(stage) + (unsigned)at);
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        found |= packed_not_finite(x.word[i], Element());
+        packed_add_zero_times(sum[i], x.word[i], Element());
     }
+    const unsigned found = (sum[0] | sum[1] | sum[2] | sum[3]) & 0x7fff7fffu;
     if (!named_barrier_or(kGuardBarrier, kGuards, found != 0))
       return;
     const RotaItem item = arguments.row_items[index];
     const RotaRow &row = arguments.rows[item.index];
     const RotaSequence &sequence = arguments.sequences[row.sequence];
-    const Position origin = position_of_tile(sequence, row.q_tile * kTileQ, item.head);
+    const Position origin = position_of_tile(sequence, row.q_tile * kTileQ, item.head * kPacked);
     for (int key = guard_thread(); key < kTileKv; key += kGuards)
       if (!attended(origin, k_begin + key))
         zero_v_row(stage, key);

@@ -16,9 +16,11 @@ struct ForwardShared {
   // The item whose O is still to be stored, the current one, and those announced, kQueryStages.
   static constexpr int kItemSlots = 4;
   static_assert(2 + kQueryStages <= kItemSlots, "no slot is written while it is read");
+  static constexpr int kRows = 64 * kConsumers; // of a query tile: see forward.cuh
   static constexpr int kBoxesQ = round_up(kHeadDim, kBoxColumns) / kBoxColumns;
   static constexpr int kBoxesV = round_up(kHeadDimV, kBoxColumns) / kBoxColumns;
-  static constexpr int kBytesQ = kTileQ * kBoxesQ * kBoxPitch; // of a stage
+  static constexpr int kBytesQ = kRows * kBoxesQ * kBoxPitch; // of a stage
+  static constexpr int kLoadedQ = kTileQ * kPacked * kBoxesQ * kBoxPitch;
   static constexpr int kBytesK = kTileKv * kBoxesQ * kBoxPitch;
   static constexpr int kBytesV = kTileKv * kBoxesV * kBoxPitch;
   static constexpr int kK = kQueryStages * kBytesQ, kV = kK + kStages * kBytesK;
@@ -50,7 +52,7 @@ inline constexpr unsigned kTilePartial = ROTA_RUN_PARTIAL, kTileLast = 0x4000000
 
 // An item as the K loader announces it.
 struct ForwardItem {
-  Position origin; // of the tile's first query
+  Position origin; // of the tile's first row
   int slot, rows_q;
   int row; // first row of the tile within its slot; 32 bits: the copy engine knows no more
 };

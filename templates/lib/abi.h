@@ -6,7 +6,8 @@
 //   sequences[b] -> rows[row_begin + q_tile] -> runs[begin .. end)    tiles of a query tile
 //                   chains (one per kv tile) -> visits[begin .. end)    of a kv tile, as visited
 //
-//   row_items[i]   = (row, query head)   blocks of forward, delta, dQ; longest first
+//   row_items[i]   = (row, query head)   blocks of forward, delta, dQ; longest first; where a tile
+//                                        packs n heads: heads [n * head, n * head + n)
 //   chain_items[i] = (chain, kv head)    blocks of two_pass, queue entries of ordered and atomic
 //   queue[w] .. queue[w + 1]             chain_items of worker w; workers are numbered by a ticket
 //                                        forward: row_items of block w

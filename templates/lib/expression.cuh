@@ -58,6 +58,12 @@ __device__ __forceinline__ int rota_max(int a, int b) {
 __device__ __forceinline__ long long rota_max(long long a, long long b) {
   return a > b ? a : b;
 }
+
+// A tensor's index, or the nearest within its size, which is below 2^31.
+template <class Integer>
+__device__ __forceinline__ unsigned rota_within(Integer i, long long size) {
+  return (unsigned)rota_min(rota_max(i, Integer(0)), Integer(rota_max((int)size - 1, 0)));
+}
 __device__ __forceinline__ int rota_abs(int a) {
   return a < 0 ? -a : a;
 }

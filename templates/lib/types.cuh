@@ -103,6 +103,15 @@ ROTA_DEVICE unsigned packed_not_finite(unsigned x, Fp16) {
   return ((x & 0x7c007c00u) + 0x04000400u) & 0x80008000u;
 }
 
+// sum += 0 * x, two packed elements: NaN from the first NaN or infinity on. An instruction, where
+// packed_not_finite takes three.
+ROTA_DEVICE void packed_add_zero_times(unsigned &sum, unsigned x, Bf16) {
+  asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(x), "r"(0u));
+}
+ROTA_DEVICE void packed_add_zero_times(unsigned &sum, unsigned x, Fp16) {
+  asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(x), "r"(0u));
+}
+
 // ---- Floats ----
 
 // 2^x and log2 x by the special function unit: relative error 2^-22, exact at x = 0 and 1;
