@@ -30,6 +30,8 @@ rota_status costs_check(const Costs *costs) {
   if (costs->staging < 0 || costs->staging > COSTS_STAGING_MAX)
     return status_fail(ROTA_INVALID_ARGUMENT, "costs: staging %d is not within 0 .. %d",
                        costs->staging, COSTS_STAGING_MAX);
+  if (costs->l2 < 0)
+    return status_fail(ROTA_INVALID_ARGUMENT, "costs: l2 %d is negative", costs->l2);
   return ROTA_OK;
 }
 
@@ -79,9 +81,13 @@ static rota_status parse_pair(const char *text, size_t length, Costs *costs, boo
     costs->staging = (int32_t)number;
     return ROTA_OK;
   }
+  if (named(text, name, "l2") && number == floor(number) && number <= INT32_MAX) {
+    costs->l2 = (int32_t)number;
+    return ROTA_OK;
+  }
   return status_fail(ROTA_INVALID_ARGUMENT,
                      "costs: '%.*s': known are c (visit), partial, r (reduce), h (handoff), s "
-                     "(start), and staging of 0 .. %d",
+                     "(start), m (miss), l2 (tiles), and staging of 0 .. %d",
                      (int)length, text, COSTS_STAGING_MAX);
 }
 
@@ -119,6 +125,10 @@ rota_status costs_from_value(const Value *value, Costs *costs) {
     return status_fail(ROTA_INVALID_ARGUMENT, "costs: staging is not an integer of 0 .. %d",
                        COSTS_STAGING_MAX);
   costs->staging = (int32_t)staging;
+  int64_t l2;
+  if (!value_integer(value_field(value, "l2"), 0, INT32_MAX, &l2))
+    return status_fail(ROTA_INVALID_ARGUMENT, "costs: l2 is not an integer of at least 0");
+  costs->l2 = (int32_t)l2;
   snprintf(costs->unit, sizeof costs->unit, "%s", value_string(value_field(value, "unit"), ""));
   return costs_check(costs);
 }

@@ -14,7 +14,8 @@ enum { COSTS_TICKS = 1000, COSTS_STAGING_MAX = 8 };
   X(partial, "partial", "computing a tile on which the mask is evaluated")                         \
   X(reduce, "r", "adding a tile's dQ partial to its query tile")                                   \
   X(handoff, "h", "from one worker's addition to the start of another's")                          \
-  X(start, "s", "starting a chain: loading K and V, storing dK and dV")
+  X(start, "s", "starting a chain: loading K and V, storing dK and dV")                            \
+  X(miss, "m", "bringing a tile's Q, dO and sum back into the L2, one after another")
 
 typedef struct Costs {
 #define X(name, letter, meaning) int64_t name; /* ticks */
@@ -24,6 +25,9 @@ typedef struct Costs {
    * the order of the visits. 0: the worker adds each itself before its next visit, as in the
    * paper's model. */
   int32_t staging;
+  /* Tiles that the L2 holds: as many others may be brought in before a tile has left it. 0: nothing
+   * is ever brought in, as in the paper's model. */
+  int32_t l2;
   char unit[16]; /* "us", "c" */
 } Costs;
 

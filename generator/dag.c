@@ -1,5 +1,6 @@
 /* Level 3. Simulation of the DAG: every time is the maximum of its predecessors' plus a constant,
  * so workers may be advanced in any order, each as far as the reductions it waits for are known.
+ * They are advanced by the time of a visit in turn, so that the L2 sees all of them about in order.
  *
  *   staging 0:  compute -- reduce -- compute -- reduce --     one after another
  *   staging 1:  compute -- compute -  - compute               compute t + 1 is stored after
@@ -30,7 +31,16 @@ typedef struct Lane {
   int64_t turn, last;      /* its last reduction: begin, end */
   int64_t ring[COSTS_STAGING_MAX];
   int32_t step; /* visits so far */
+  bool begun;   /* start and memory of its visit are in `now` */
+  bool waits;   /* for a lane whose reduction is unknown */
 } Lane;
+
+/* What is in the L2: a tile stays until `costs.l2` others have been brought in. */
+typedef struct Cache {
+  int64_t *brought; /* by a tile's first slot: `count` at its last visit; 0: never visited */
+  int64_t count;    /* tiles brought in so far */
+  int64_t busy;     /* until when the memory serves what has been asked for */
+} Cache;
 
 typedef struct Machine {
   const DagProblem *problem;
@@ -41,8 +51,11 @@ typedef struct Machine {
   int64_t **tile_begin; /* [planes][tiles]: first slot of a tile within its instance */
   Slot *slots;
   Lane *lanes;
-  int32_t *ready; /* a stack of lanes that may go on */
-  int32_t ready_count;
+  Cache cache;
+  int32_t *ready;  /* a stack of lanes that need not wait any longer */
+  HeapEntry *idle; /* lanes at the end of their queue, by that time; then they may take the next */
+  int32_t ready_count, idle_count;
+  int32_t next_queue;
   int64_t finished; /* items */
 } Machine;
 
@@ -82,18 +95,35 @@ static rota_status create_slots(Machine *machine) {
     total += plane->chain_begin[plane->chains];
   }
   machine->slots = memory_allocate((size_t)total + 1, sizeof(Slot));
-  if (!machine->slots)
+  machine->cache.brought = memory_allocate((size_t)total + 1, sizeof(int64_t));
+  if (!machine->slots || !machine->cache.brought)
     return ROTA_OUT_OF_MEMORY;
   for (int64_t i = 0; i < total; i++)
     machine->slots[i].end = UNKNOWN;
   return ROTA_OK;
 }
 
-/* ---- Advancing a lane ---- */
+/* ---- The memory ---- */
 
-static void push_ready(Machine *machine, int32_t lane) {
-  machine->ready[machine->ready_count++] = lane;
+/* When a visit that could begin at `now` has its tile's Q, dO and sum in the L2. All workers share
+ * the memory, which brings back one tile after another; a tile is asked for a visit ahead. What
+ * comes in for the first time does so under any schedule, and is not charged. */
+static int64_t fetched(Machine *machine, int64_t tile, int64_t now) {
+  const Costs *costs = machine->costs;
+  Cache *cache = &machine->cache;
+  int64_t brought = cache->brought[tile];
+  if (brought == 0 || cache->count - brought >= costs->l2) {
+    int64_t asked = now - costs->visit;
+    if (brought > 0)
+      cache->busy = (cache->busy > asked ? cache->busy : asked) + costs->miss;
+    now = brought > 0 && cache->busy > now ? cache->busy : now;
+    cache->count++;
+  }
+  cache->brought[tile] = cache->count;
+  return now;
 }
+
+/* ---- Advancing a lane ---- */
 
 /* Times of a visit whose predecessor's reduction, if any, is known. */
 static DagSpan time_visit(const Machine *machine, Lane *lane, int32_t worker, const DagVisit *visit,
@@ -125,115 +155,142 @@ static void record(Machine *machine, const Lane *lane, int32_t worker, DagSpan s
   trace->worker[lane->item] = worker;
 }
 
-/* Runs the visits of the lane's item; false if it has to wait for another lane. */
-static bool advance_item(Machine *machine, int32_t worker, Lane *lane) {
+/* The lane's next visit; false if it has to wait for another lane. */
+static bool advance_visit(Machine *machine, int32_t worker, Lane *lane, const DagVisit *visit) {
   const DagProblem *problem = machine->problem;
-  const DagItem *item = &problem->items[lane->item];
-  int32_t index = problem->plane_of[item->instance];
-  const DagPlane *plane = &problem->planes[index];
-  const DagVisit *visits = plane->visits + plane->chain_begin[item->chain];
-  int64_t count = plane->chain_begin[item->chain + 1] - plane->chain_begin[item->chain];
-  const int64_t *tile_begin = machine->tile_begin[index];
-  Slot *slots = machine->slots + machine->slot_begin[item->instance];
-  while (lane->visit < count) {
-    const DagVisit *visit = &visits[lane->visit];
-    Slot *slot = &slots[tile_begin[visit->tile] + visit->rank];
-    assert(slot); /* one for every rank of every tile */
-    Slot *before = visit->rank > 0 && !problem->unordered ? slot - 1 : NULL;
-    if (before && before->end < 0) {
-      before->end = UNKNOWN - 1 - worker;
-      return false;
-    }
-    if (lane->visit == 0)
-      lane->now += machine->costs->start;
-    DagSpan span = time_visit(machine, lane, worker, visit, before);
-    record(machine, lane, worker, span);
-    if (before && before->step >= lane->step)
-      machine->figures->depth_monotone = false;
-    if (slot->end < UNKNOWN)
-      push_ready(machine, (int32_t)(UNKNOWN - 1 - slot->end));
-    *slot = (Slot){span.end, worker, lane->step++};
-    lane->last = span.end > lane->last ? span.end : lane->last;
-    lane->visit++;
+  int32_t instance = problem->items[lane->item].instance;
+  int64_t tile =
+      machine->slot_begin[instance] + machine->tile_begin[problem->plane_of[instance]][visit->tile];
+  Slot *slot = &machine->slots[tile + visit->rank];
+  assert(slot); /* one for every rank of every tile */
+  Slot *before = visit->rank > 0 && !problem->unordered ? slot - 1 : NULL;
+  if (!lane->begun) {
+    lane->now += lane->visit == 0 ? machine->costs->start : 0;
+    lane->now = machine->costs->l2 ? fetched(machine, tile, lane->now) : lane->now;
   }
+  lane->begun = lane->waits = before && before->end < 0;
+  if (lane->waits) {
+    before->end = UNKNOWN - 1 - worker;
+    return false;
+  }
+  DagSpan span = time_visit(machine, lane, worker, visit, before);
+  record(machine, lane, worker, span);
+  if (before && before->step >= lane->step)
+    machine->figures->depth_monotone = false;
+  if (slot->end < UNKNOWN) {
+    int32_t woken = (int32_t)(UNKNOWN - 1 - slot->end);
+    machine->lanes[woken].waits = false;
+    machine->ready[machine->ready_count++] = woken;
+  }
+  *slot = (Slot){span.end, worker, lane->step++};
+  lane->last = span.end > lane->last ? span.end : lane->last;
+  lane->visit++;
   return true;
-}
-
-/* Goes on with a lane until its queue ends or it has to wait. */
-static void advance(Machine *machine, int32_t worker) {
-  Lane *lane = &machine->lanes[worker];
-  while (lane->item < lane->items_end) {
-    if (!advance_item(machine, worker, lane))
-      return;
-    lane->item++;
-    lane->visit = 0;
-    machine->finished++;
-  }
-}
-
-static void drain(Machine *machine) {
-  while (machine->ready_count > 0)
-    advance(machine, machine->ready[--machine->ready_count]);
 }
 
 /* ---- Queues ---- */
 
-static int64_t lane_end(const Lane *lane) {
-  return lane->now > lane->last ? lane->now : lane->last;
-}
-
-static void take_queue(Machine *machine, int32_t worker, int32_t queue) {
-  Lane *lane = &machine->lanes[worker];
-  lane->item = machine->problem->queue_begin[queue];
-  lane->items_end = machine->problem->queue_begin[queue + 1];
-  lane->now = lane_end(lane); /* the block ends with its last reduction */
-  lane->visit = 0;
-  push_ready(machine, worker);
-}
-
-/* More queues than workers: each queue waits for earlier ones only, so once a queue is taken all of
- * its times follow, and the lane that ends first takes the next. */
-static rota_status run_in_turn(Machine *machine) {
+/* The visits of the lane's item. */
+static const DagVisit *item_visits(const Machine *machine, const Lane *lane, int64_t *count) {
   const DagProblem *problem = machine->problem;
-  HeapEntry *heap = memory_allocate((size_t)problem->workers, sizeof(HeapEntry));
-  if (!heap)
-    return ROTA_OUT_OF_MEMORY;
-  for (int32_t w = 0; w < problem->workers; w++)
-    heap[w] = (HeapEntry){lane_end(&machine->lanes[w]), w};
-  for (int32_t queue = 0; queue < problem->queues; queue++) {
-    take_queue(machine, heap[0].index, queue);
-    drain(machine);
-    if (machine->finished < problem->queue_begin[queue + 1])
-      break; /* a later queue would have to finish first */
-    heap[0].time = lane_end(&machine->lanes[heap[0].index]);
-    heap_sink(heap, problem->workers, 0);
+  const DagItem *item = &problem->items[lane->item];
+  const DagPlane *plane = &problem->planes[problem->plane_of[item->instance]];
+  *count = plane->chain_begin[item->chain + 1] - plane->chain_begin[item->chain];
+  return plane->visits + plane->chain_begin[item->chain];
+}
+
+/* Leaves items behind that are done; a queue ends with its last reduction. */
+static void settle(Machine *machine, int32_t worker) {
+  Lane *lane = &machine->lanes[worker];
+  for (int64_t count; lane->item < lane->items_end; lane->item++) {
+    item_visits(machine, lane, &count);
+    if (lane->visit < count)
+      return;
+    lane->visit = 0;
+    machine->finished++;
   }
-  free(heap);
-  return ROTA_OK;
+  lane->now = lane->now > lane->last ? lane->now : lane->last;
+  machine->idle[machine->idle_count] = (HeapEntry){lane->now, worker};
+  heap_rise(machine->idle, machine->idle_count++);
+}
+
+/* Goes on with a lane until it has to wait, its queue ends or its time is `until`. */
+static void advance(Machine *machine, int32_t worker, int64_t until) {
+  Lane *lane = &machine->lanes[worker];
+  while (lane->item < lane->items_end && lane->now < until) {
+    int64_t count;
+    const DagVisit *visits = item_visits(machine, lane, &count);
+    for (; lane->visit < count && lane->now < until;)
+      if (!advance_visit(machine, worker, lane, &visits[lane->visit]))
+        return;
+    if (lane->visit == count)
+      settle(machine, worker);
+  }
+}
+
+static void take_queue(Machine *machine, int32_t worker) {
+  Lane *lane = &machine->lanes[worker];
+  lane->item = machine->problem->queue_begin[machine->next_queue];
+  lane->items_end = machine->problem->queue_begin[++machine->next_queue];
+  settle(machine, worker);
+}
+
+/* Lanes that are idle before any other can be take the next queues. */
+static void take_queues(Machine *machine, int64_t *earliest) {
+  while (machine->next_queue < machine->problem->queues && machine->idle_count > 0 &&
+         machine->idle[0].time <= *earliest) {
+    *earliest = machine->idle[0].time;
+    int32_t worker = machine->idle[0].index;
+    machine->idle[0] = machine->idle[--machine->idle_count];
+    heap_sink(machine->idle, machine->idle_count, 0);
+    take_queue(machine, worker);
+  }
+}
+
+/* The least time of a lane that can go on; INT64_MAX if none can. */
+static int64_t earliest_lane(const Machine *machine) {
+  int64_t time = INT64_MAX;
+  for (int32_t w = 0; w < machine->problem->workers; w++) {
+    const Lane *lane = &machine->lanes[w];
+    if (lane->item < lane->items_end && !lane->waits && lane->now < time)
+      time = lane->now;
+  }
+  return time;
+}
+
+static rota_status explain_wait(const Machine *machine) {
+  for (int32_t w = 0; w < machine->problem->workers; w++) {
+    const Lane *lane = &machine->lanes[w];
+    if (!lane->waits)
+      continue;
+    int64_t count;
+    const DagVisit *visit = item_visits(machine, lane, &count) + lane->visit;
+    return status_fail(ROTA_SCHEDULE,
+                       "schedule: worker %d waits for ever in chain %d at tile %d for rank %d", w,
+                       machine->problem->items[lane->item].chain, visit->tile, visit->rank - 1);
+  }
+  return status_fail(ROTA_INTERNAL, "dag: items are missing from the queues");
 }
 
 static rota_status run(Machine *machine) {
   const DagProblem *problem = machine->problem;
-  if (problem->queues > problem->workers)
-    ROTA_TRY(run_in_turn(machine));
-  else
-    for (int32_t queue = problem->queues - 1; queue >= 0; queue--)
-      take_queue(machine, queue, queue);
-  drain(machine);
-  if (machine->finished == problem->queue_begin[problem->queues])
-    return ROTA_OK;
-  for (int32_t w = 0; w < problem->workers; w++) {
-    const Lane *lane = &machine->lanes[w];
-    if (lane->item == lane->items_end)
-      continue;
-    const DagItem *item = &problem->items[lane->item];
-    const DagPlane *plane = &problem->planes[problem->plane_of[item->instance]];
-    const DagVisit *visit = &plane->visits[plane->chain_begin[item->chain] + lane->visit];
-    return status_fail(ROTA_SCHEDULE,
-                       "schedule: worker %d waits for ever in chain %d at tile %d for rank %d", w,
-                       item->chain, visit->tile, visit->rank - 1);
+  for (int32_t w = 0; w < problem->workers && w < problem->queues; w++)
+    take_queue(machine, w);
+  for (;;) {
+    int64_t earliest = earliest_lane(machine);
+    take_queues(machine, &earliest);
+    if (earliest == INT64_MAX)
+      break;
+    int64_t until = earliest + machine->costs->visit;
+    for (int32_t w = 0; w < problem->workers; w++) {
+      if (!machine->lanes[w].waits)
+        advance(machine, w, until);
+      while (machine->ready_count > 0)
+        advance(machine, machine->ready[--machine->ready_count], until);
+    }
   }
-  return status_fail(ROTA_INTERNAL, "dag: items are missing from the queues");
+  return machine->finished == problem->queue_begin[problem->queues] ? ROTA_OK
+                                                                    : explain_wait(machine);
 }
 
 /* ---- One simulation ---- */
@@ -244,8 +301,10 @@ static void machine_free(Machine *machine) {
   free(machine->tile_begin);
   free(machine->slot_begin);
   free(machine->slots);
+  free(machine->cache.brought);
   free(machine->lanes);
   free(machine->ready);
+  free(machine->idle);
 }
 
 static rota_status create_trace(const DagProblem *problem, DagTrace *trace) {
@@ -277,10 +336,11 @@ static rota_status simulate(const DagProblem *problem, const Costs *costs, DagFi
   Machine machine = {.problem = problem, .costs = costs, .trace = trace, .figures = figures};
   figures->depth_monotone = true;
   machine.lanes = memory_allocate((size_t)problem->workers, sizeof(Lane));
-  /* A lane is pushed when it takes a queue, and by the one that it waits for: never twice. */
+  /* A lane is pushed by the one that it waits for, and when its queue ends: never twice. */
   machine.ready = memory_allocate((size_t)problem->workers, sizeof(int32_t));
+  machine.idle = memory_allocate((size_t)problem->workers, sizeof(HeapEntry));
   rota_status status = ROTA_OUT_OF_MEMORY;
-  if (machine.lanes && machine.ready)
+  if (machine.lanes && machine.ready && machine.idle)
     status = create_slots(&machine);
   if (status == ROTA_OK && trace)
     status = create_trace(problem, trace);
@@ -288,7 +348,7 @@ static rota_status simulate(const DagProblem *problem, const Costs *costs, DagFi
     status = run(&machine);
   figures->makespan = 0;
   for (int32_t w = 0; status == ROTA_OK && w < problem->workers; w++) {
-    int64_t end = lane_end(&machine.lanes[w]);
+    int64_t end = machine.lanes[w].now; /* of its last queue */
     figures->makespan = end > figures->makespan ? end : figures->makespan;
   }
   machine_free(&machine);
@@ -297,9 +357,12 @@ static rota_status simulate(const DagProblem *problem, const Costs *costs, DagFi
 
 /* ---- Bounds ---- */
 
-/* With a worker for each chain, instances do not meet: one of each plane will do. */
+/* With a worker for each chain, instances do not meet: one of each plane will do. All that so many
+ * workers need is in the L2. */
 static rota_status critical_path(const DagPlane *plane, bool unordered, const Costs *costs,
                                  int64_t *path) {
+  Costs unlimited = *costs;
+  unlimited.l2 = 0;
   const int32_t plane_of = 0;
   size_t chains = (size_t)plane->chains;
   int64_t *begin = memory_allocate(chains + 1, sizeof(int64_t));
@@ -313,7 +376,7 @@ static rota_status critical_path(const DagPlane *plane, bool unordered, const Co
     DagProblem alone = {plane,         1,     &plane_of, 1,        plane->chains,
                         plane->chains, begin, items,     unordered};
     DagFigures figures;
-    status = simulate(&alone, costs, &figures, NULL);
+    status = simulate(&alone, &unlimited, &figures, NULL);
     if (status == ROTA_OK && figures.makespan > *path)
       *path = figures.makespan;
   }

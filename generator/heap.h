@@ -29,4 +29,12 @@ static inline void heap_sink(HeapEntry *heap, int32_t count, int32_t at) {
   heap[at] = moved;
 }
 
+/* The same after heap[at], the last one, has been put there. */
+static inline void heap_rise(HeapEntry *heap, int32_t at) {
+  HeapEntry moved = heap[at];
+  for (; at > 0 && heap_is_before(&moved, &heap[(at - 1) / 2]); at = (at - 1) / 2)
+    heap[at] = heap[(at - 1) / 2];
+  heap[at] = moved;
+}
+
 #endif

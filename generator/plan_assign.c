@@ -42,45 +42,81 @@ static void queue_each(int64_t count, int *queue, int32_t *queues) {
   *queues = (int32_t)count;
 }
 
-typedef struct Weighed {
-  int32_t group, visits;
-  int64_t place;
-  RotaItem item;
-} Weighed;
-
-static int compare_weighed(const void *a, const void *b) {
-  const Weighed *x = a, *y = b;
-  if (x->group != y->group)
-    return x->group < y->group ? -1 : 1;
-  if (x->visits != y->visits)
-    return x->visits > y->visits ? -1 : 1;
-  return x->place < y->place ? -1 : x->place > y->place;
+/* Where the items of the pair that begins here end. */
+static int64_t pair_end(const AssignRequest *request, const RotaItem *items, int64_t begin) {
+  int32_t sequence = request->chains[items[begin].index].sequence;
+  int64_t end = begin + 1;
+  while (end < request->item_count && items[end].head == items[begin].head &&
+         request->chains[items[end].index].sequence == sequence)
+    end++;
+  return end;
 }
 
-/* (sequence, kv head) pairs come in groups of `together`, in the order of their first items; group
- * by group, the longest chain first. */
-static rota_status longest_first(const AssignRequest *request, int32_t together, RotaItem *items) {
+typedef struct Merge {
+  HeapEntry *heap;     /* [pairs] by the visits of their next item, most on top */
+  int64_t *next, *end; /* [pairs] their items in `copy` */
+  RotaItem *copy;
+} Merge;
+
+/* Items of pairs [first, last): of their next ones always the longest, so that each pair's keep
+ * their order. */
+static RotaItem *merge_pairs(const AssignRequest *request, Merge *merge, int32_t first,
+                             int32_t last, RotaItem *out) {
+  HeapEntry *heap = merge->heap;
+  int32_t count = 0;
+  for (int32_t pair = first; pair < last; pair++) {
+    heap[count] = (HeapEntry){-visits_of(request, merge->copy[merge->next[pair]]), pair};
+    heap_rise(heap, count++);
+  }
+  while (count > 0) {
+    int32_t pair = heap[0].index;
+    *out++ = merge->copy[merge->next[pair]++];
+    if (merge->next[pair] < merge->end[pair])
+      heap[0].time = -visits_of(request, merge->copy[merge->next[pair]]);
+    else
+      heap[0] = heap[--count];
+    heap_sink(heap, count, 0);
+  }
+  return out;
+}
+
+/* (sequence, kv head) pairs come in groups of `together`; group by group, the longest chain first.
+ * Pairs whose chains do not wait in order come after the others, untouched, if they are `apart`;
+ * returns where they begin in *others. */
+static rota_status longest_first(const AssignRequest *request, bool apart, RotaItem *items,
+                                 int64_t *others) {
   size_t count = (size_t)request->item_count;
   size_t pairs = (size_t)request->batch * (size_t)request->kv_heads;
-  Weighed *weighed = memory_allocate(count + 1, sizeof(Weighed));
-  int32_t *ordinal = memory_allocate(pairs + 1, sizeof(int32_t)); /* from 1; 0: not yet seen */
-  rota_status status = weighed && ordinal ? ROTA_OK : ROTA_OUT_OF_MEMORY;
-  int32_t seen = 0;
-  for (size_t i = 0; status == ROTA_OK && i < count; i++) {
-    int64_t sequence = request->chains[items[i].index].sequence;
-    int32_t *own = &ordinal[sequence * request->kv_heads + items[i].head];
-    if (*own == 0)
-      *own = ++seen;
-    int32_t group = together > 0 ? (*own - 1) / together : 0;
-    weighed[i] = (Weighed){group, visits_of(request, items[i]), (int64_t)i, items[i]};
+  int32_t merged = 0, together = request->schedule->together;
+  Merge merge = {
+      memory_allocate(pairs + 1, sizeof(HeapEntry)), memory_allocate(pairs + 1, sizeof(int64_t)),
+      memory_allocate(pairs + 1, sizeof(int64_t)), memory_allocate(count + 1, sizeof(RotaItem))};
+  bool done = merge.heap && merge.next && merge.end && merge.copy;
+  if (done) {
+    RotaItem *last = items; /* items that stay move up behind `copy`, which has them all */
+    memcpy(merge.copy, items, count * sizeof(RotaItem));
+    for (int64_t i = 0, end; i < request->item_count; i = end) {
+      end = pair_end(request, merge.copy, i);
+      if (!apart || pattern_of(request, merge.copy[i])->in_order) {
+        merge.next[merged] = i;
+        merge.end[merged++] = end;
+      }
+    }
+    int32_t step = together > 0 ? together : merged;
+    for (int32_t pair = 0; pair < merged; pair += step)
+      last = merge_pairs(request, &merge, pair, pair + step < merged ? pair + step : merged, last);
+    *others = last - items;
+    for (int64_t i = 0, end; i < request->item_count; i = end) {
+      end = pair_end(request, merge.copy, i);
+      for (; apart && i < end && !pattern_of(request, merge.copy[i])->in_order; i++)
+        *last++ = merge.copy[i];
+    }
   }
-  if (status == ROTA_OK)
-    qsort(weighed, count, sizeof(Weighed), compare_weighed);
-  for (size_t i = 0; status == ROTA_OK && i < count; i++)
-    items[i] = weighed[i].item;
-  free(weighed);
-  free(ordinal);
-  return status;
+  free(merge.heap);
+  free(merge.next);
+  free(merge.end);
+  free(merge.copy);
+  return done ? ROTA_OK : ROTA_OUT_OF_MEMORY;
 }
 
 /* ---- Workers of their own ---- */
@@ -100,20 +136,25 @@ typedef struct Lanes {
   HeapEntry *taken; /* [workers] */
 } Lanes;
 
+/* Ticks that an item keeps its worker busy, if nobody waits. */
+static int64_t item_ticks(const AssignRequest *request, RotaItem item) {
+  const Costs *costs = &request->schedule->costs;
+  int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
+  return costs->start + visits_of(request, item) * visit;
+}
+
 /* The pair's lanes, longest first, to the least busy workers, each to another: so the lanes of a
  * pair run at once, and pairs follow one another in the same order everywhere. */
 static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem *items,
                       int64_t begin, int64_t end, int32_t *worker) {
   const Pattern *pattern = pattern_of(request, items[begin]);
-  const Costs *costs = &request->schedule->costs;
-  int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
   int32_t lanes = pattern->lanes < state->workers ? pattern->lanes : state->workers;
   for (int32_t lane = 0; lane < lanes; lane++)
     state->lanes[lane] = (HeapEntry){0, lane};
   for (int64_t i = begin; i < end; i++) {
-    int32_t lane = lane_of(request, items[i]), visits = visits_of(request, items[i]);
-    if (lane >= 0 && visits > 0)
-      state->lanes[lane].time += costs->start + visits * visit;
+    int32_t lane = lane_of(request, items[i]);
+    if (lane >= 0 && visits_of(request, items[i]) > 0)
+      state->lanes[lane].time += item_ticks(request, items[i]);
   }
   qsort(state->lanes, (size_t)lanes, sizeof(HeapEntry), compare_most);
   int32_t left = state->workers;
@@ -134,23 +175,29 @@ static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem
   }
 }
 
-static rota_status deal_lanes(const AssignRequest *request, const RotaItem *items,
-                              int32_t *worker) {
+static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int32_t *worker) {
   int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
   size_t size = (size_t)workers + 1;
+  int64_t others = 0;
   Lanes state = {workers, memory_allocate(size, sizeof(HeapEntry)),
                  memory_allocate(size, sizeof(HeapEntry)), memory_allocate(size, sizeof(int32_t)),
                  memory_allocate(size, sizeof(HeapEntry))};
   rota_status status =
       state.heap && state.lanes && state.target && state.taken ? ROTA_OK : ROTA_OUT_OF_MEMORY;
-  for (int32_t w = 0; status == ROTA_OK && w < workers; w++)
-    state.heap[w].index = w;
-  for (int64_t begin = 0, end; status == ROTA_OK && begin < request->item_count; begin = end) {
-    int32_t sequence = request->chains[items[begin].index].sequence;
-    for (end = begin + 1; end < request->item_count && items[end].head == items[begin].head &&
-                          request->chains[items[end].index].sequence == sequence;)
-      end++;
-    deal_pair(request, &state, items, begin, end, worker);
+  if (status == ROTA_OK && request->schedule->assignment == ASSIGN_MIXED)
+    status = longest_first(request, true, items, &others);
+  if (status == ROTA_OK) {
+    for (int32_t w = 0; w < workers; w++)
+      state.heap[w].index = w;
+    for (int64_t i = 0; i < others; i++) {
+      worker[i] = state.heap[0].index;
+      state.heap[0].time += item_ticks(request, items[i]);
+      heap_sink(state.heap, workers, 0);
+    }
+    for (int64_t begin = others, end; begin < request->item_count; begin = end) {
+      end = pair_end(request, items, begin);
+      deal_pair(request, &state, items, begin, end, worker);
+    }
   }
   free(state.heap);
   free(state.lanes);
@@ -161,13 +208,11 @@ static rota_status deal_lanes(const AssignRequest *request, const RotaItem *item
 
 static rota_status deal_items(const AssignRequest *request, const RotaItem *items,
                               int32_t *worker) {
-  const Costs *costs = &request->schedule->costs;
-  int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
   int64_t *time = memory_allocate((size_t)request->item_count + 1, sizeof(int64_t));
   if (!time)
     return ROTA_OUT_OF_MEMORY;
   for (int64_t i = 0; i < request->item_count; i++)
-    time[i] = costs->start + visits_of(request, items[i]) * visit;
+    time[i] = item_ticks(request, items[i]);
   int64_t workers = assign_queues_max(request->schedule, request->item_count);
   rota_status status = items_deal(time, request->item_count, (int32_t)workers, worker);
   free(time);
@@ -179,9 +224,10 @@ static rota_status to_workers(const AssignRequest *request, RotaItem *items, int
   int64_t workers = assign_queues_max(request->schedule, request->item_count);
   int32_t *worker = memory_allocate((size_t)request->item_count + 1, sizeof(int32_t));
   rota_status status = worker ? ROTA_OK : ROTA_OUT_OF_MEMORY;
-  if (status == ROTA_OK && request->schedule->assignment == ASSIGN_LANES)
+  Assignment assignment = request->schedule->assignment;
+  if (status == ROTA_OK && (assignment == ASSIGN_LANES || assignment == ASSIGN_MIXED))
     status = deal_lanes(request, items, worker);
-  else if (status == ROTA_OK && request->schedule->assignment == ASSIGN_CYCLIC)
+  else if (status == ROTA_OK && assignment == ASSIGN_CYCLIC)
     for (int64_t i = 0; i < request->item_count; i++)
       worker[i] = (int32_t)(i % workers);
   else if (status == ROTA_OK)
@@ -254,16 +300,18 @@ static rota_status by_call(const AssignRequest *request, RotaItem *items, int *q
 rota_status assign_items(const AssignRequest *request, RotaItem *items, int *queue,
                          int32_t *queues) {
   const Schedule *schedule = request->schedule;
+  int64_t others;
   memset(queue, 0, sizeof(int));
   *queues = 0;
   switch (schedule->assignment) {
   case ASSIGN_CYCLIC:
   case ASSIGN_LANES:
+  case ASSIGN_MIXED:
     return to_workers(request, items, queue, queues);
   case ASSIGN_CALL:
     return by_call(request, items, queue, queues);
   case ASSIGN_LONGEST:
-    ROTA_TRY(longest_first(request, schedule->together, items));
+    ROTA_TRY(longest_first(request, false, items, &others));
     break;
   case ASSIGN_TICKETS:
     break;

@@ -16,3 +16,20 @@ rota_status tiling_request_to_value(const Spec *spec, rota_direction direction, 
   ROTA_TRY(value_set_string(request, "tiling", spec->tiling[direction]));
   return value_set_boolean(request, "aligned", layout == ROTA_LAYOUT_ALIGNED);
 }
+
+const char *mask_shape(const Spec *spec) {
+  Expression *first, *end;
+  if (!spec->mask)
+    return "full";
+  if (!expression_columns(spec->mask, &first, &end))
+    return "other";
+  ExpressionUse low = expression_use(first), high = expression_use(end);
+  bool from_first = !low.q && !low.n_q && !low.n_k && !low.b && !low.h;
+  for (int i = 0; i < PARAMETERS_MAX; i++)
+    from_first &= !low.parameter[i];
+  for (int i = 0; i < TENSORS_MAX; i++)
+    from_first &= !low.tensor[i];
+  expression_release(first);
+  expression_release(end);
+  return from_first && high.q ? "prefix" : "interval";
+}

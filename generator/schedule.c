@@ -66,8 +66,14 @@ static rota_status sort_runs(Expansion *expansion) {
   return ROTA_OK;
 }
 
-/* First place in a column whose tile is not below `tile`. */
+/* First place in a column whose tile is not below `tile`. Most columns have no gaps: then it is
+ * known at once. */
 static int64_t lower_bound(const uint32_t *tiles, int64_t low, int64_t high, int64_t tile) {
+  if (low < high) {
+    int64_t guess = low + tile - (int64_t)(tiles[low] & ~COLUMN_PARTIAL);
+    if (guess >= low && guess < high && (int64_t)(tiles[guess] & ~COLUMN_PARTIAL) == tile)
+      return guess;
+  }
   while (low < high) {
     int64_t middle = low + (high - low) / 2;
     if ((int64_t)(tiles[middle] & ~COLUMN_PARTIAL) < tile)

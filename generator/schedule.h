@@ -32,6 +32,7 @@ typedef struct Pattern {
   int32_t *start_order; /* chains: kv tiles in the order in which they start */
   int32_t *lane;        /* chains: which lane runs the chain; NULL if read back from a plan */
   int32_t lanes;        /* at most the gang; 0 if read back from a plan */
+  bool in_order;        /* chains wait for chains that start earlier only */
 } Pattern;
 
 /* ---- What a pattern function is shown ---- */
@@ -91,7 +92,9 @@ void answer_free(PatternAnswer *answer);
   X(TICKETS, "tickets", "whoever is free takes the next item; waits for earlier items only")       \
   X(LONGEST, "longest", "the same, the longest item of all, or of so many pairs, first")           \
   X(CYCLIC, "cyclic", "item i belongs to worker i mod workers")                                    \
-  X(LANES, "lanes", "one (sequence, kv head) after another, longest lane to the least busy worker")
+  X(LANES, "lanes",                                                                                \
+    "one (sequence, kv head) after another, longest lane to the least busy worker")                \
+  X(MIXED, "mixed", "pairs that wait in start order as in `longest`, then the others as in `lanes`")
 typedef enum Assignment {
 #define X(name, text, meaning) ASSIGN_##name,
   ASSIGNMENT_LIST(X)

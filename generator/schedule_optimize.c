@@ -1,9 +1,9 @@
 /* Level 4. A list scheduler on the DAG.
  *
- * Lanes take chains from a list. The lane that is free first takes, of its chain's tiles, the one
- * at which it would wait least; among equals the one that most others still have to visit, then the
- * next one round. A tile's partials are added in the order in which they were scheduled: that order
- * contains both the lanes' and the tiles', so there is no cycle.
+ * Lanes take chains from a list. The lane that is free first goes round its chain's tiles, up or
+ * down, and takes the next at which it need not wait, or else the one at which it waits least:
+ * lanes that turn alike do not meet again. A tile's partials are added in the order in which
+ * they were scheduled: that order contains both the lanes' and the tiles', so there is no cycle.
  *
  * Improvement: the same with two chains of the list exchanged, kept if it ends no later. Bounded by
  * a number of attempts; nothing depends on time or chance (the random numbers are always the same).
@@ -15,8 +15,8 @@
 
 #include "generator/heap.h"
 
-/* Tiles looked at for one visit: SCAN_MAX, and fewer where there are many visits. */
-enum { SCAN_MIN = 6, SCAN_MAX = 24, SCAN_TOTAL = 4000000 };
+/* Tiles looked at for one visit, but for a chain's first. */
+enum { SCAN = 24 };
 
 /* One visit as it was scheduled. */
 typedef struct Placed {
@@ -24,26 +24,26 @@ typedef struct Placed {
 } Placed;
 
 typedef struct LaneState {
-  int32_t chain;       /* -1: none yet */
-  int32_t head;        /* its tiles are of that head */
-  int64_t begin, left; /* the head's tiles still to visit: left[begin .. begin + left) */
-  int32_t previous;    /* query tile, where the search starts */
+  int32_t chain;        /* -1: none yet */
+  int32_t head;         /* its tiles are of that head */
+  int64_t before, left; /* the head's tiles still to visit: a ring of so many after `before` */
+  bool fresh;           /* none of them has been visited */
 } LaneState;
 
 /* Of a query tile of a head. */
 typedef struct TileState {
-  int64_t ready;             /* when the next partial may be added */
-  int32_t last_lane, wanted; /* who added last, -1; visits to come */
+  int64_t ready;     /* when the next partial may be added */
+  int32_t last_lane; /* who added last, -1 */
 } TileState;
 
 typedef struct Optimizer {
   const PatternView *view;
-  int32_t gang, scan;
+  int32_t gang;
   int32_t *order;    /* [chains] the list */
   int32_t *lane;     /* [chains] */
   LaneState *states; /* [gang] */
   HeapEntry *heap;   /* [gang] when a lane is free */
-  uint32_t *tiles;   /* as columns->tiles; a chain's visited ones are moved behind the others */
+  int32_t *next;     /* by place in columns->tiles: the place after it in its ring */
   TileState *state;  /* [group * q_tiles] */
   Placed *placed;    /* [visits] in the order in which they were scheduled */
 } Optimizer;
@@ -52,49 +52,56 @@ typedef struct Result {
   int64_t makespan, waiting;
 } Result;
 
-/* How good a tile is for a visit that computes until `computed`; smaller is better, in order. */
+/* A tile for a visit. */
 typedef struct Choice {
   int64_t wait;
-  int32_t wanted, distance;
-  int64_t place;
+  int64_t before; /* the place before it in the ring */
 } Choice;
-
-static bool is_better(const Choice *a, const Choice *b) {
-  if (a->wait != b->wait)
-    return a->wait < b->wait;
-  if (a->wanted != b->wanted)
-    return a->wanted > b->wanted;
-  return a->distance < b->distance;
-}
 
 static int64_t compute_ticks(const Costs *costs, uint32_t tile) {
   return tile & COLUMN_PARTIAL ? costs->partial : costs->visit;
 }
 
-/* When the tile may take this lane's partial. */
-static int64_t ready_for(const Optimizer *optimizer, int64_t at, int32_t lane) {
-  int64_t ready = optimizer->state[at].ready;
-  bool other = optimizer->state[at].last_lane >= 0 && optimizer->state[at].last_lane != lane;
-  return ready + (other ? optimizer->view->costs->handoff : 0);
+/* How long the lane would wait at the tile of a place in columns->tiles. */
+static int64_t wait_at(const Optimizer *optimizer, const LaneState *state, HeapEntry lane,
+                       int64_t place) {
+  const PatternView *view = optimizer->view;
+  const Costs *costs = view->costs;
+  uint32_t tile = view->columns->tiles[place];
+  const TileState *at =
+      &optimizer->state[(int64_t)state->head * view->q_tiles + (int64_t)(tile & ~COLUMN_PARTIAL)];
+  bool other = at->last_lane >= 0 && at->last_lane != lane.index;
+  int64_t wait = at->ready + (other ? costs->handoff : 0) - lane.time - compute_ticks(costs, tile);
+  return wait > 0 ? wait : 0;
 }
 
 static Choice choose(const Optimizer *optimizer, const LaneState *state, HeapEntry lane) {
-  const PatternView *view = optimizer->view;
-  Choice best = {.place = -1};
-  int64_t count = state->left < optimizer->scan ? state->left : optimizer->scan;
-  for (int64_t i = 0; i < count; i++) {
-    uint32_t tile = optimizer->tiles[state->begin + i];
-    int32_t q_tile = (int32_t)(tile & ~COLUMN_PARTIAL);
-    int64_t at = (int64_t)state->head * view->q_tiles + q_tile;
-    int64_t wait =
-        ready_for(optimizer, at, lane.index) - lane.time - compute_ticks(view->costs, tile);
-    int32_t distance = q_tile - state->previous;
-    Choice choice = {wait > 0 ? wait : 0, optimizer->state[at].wanted,
-                     distance > 0 ? distance : distance + view->q_tiles, state->begin + i};
-    if (best.place < 0 || is_better(&choice, &best))
-      best = choice;
+  Choice best = {.wait = INT64_MAX};
+  int64_t count = state->fresh || state->left < SCAN ? state->left : SCAN;
+  int64_t before = state->before;
+  for (int64_t i = 0; i < count && best.wait > 0; i++, before = optimizer->next[before]) {
+    int64_t wait = wait_at(optimizer, state, lane, optimizer->next[before]);
+    if (wait < best.wait)
+      best = (Choice){wait, before};
   }
   return best;
+}
+
+/* The ring of a head's tiles: from the first on, or from the last where that one is free sooner. */
+static void begin_ring(Optimizer *optimizer, LaneState *state, HeapEntry lane) {
+  const PatternView *view = optimizer->view;
+  int64_t column = (int64_t)state->head * view->chains + state->chain;
+  int32_t begin = (int32_t)view->columns->begin[column];
+  int32_t end = (int32_t)view->columns->begin[column + 1];
+  state->left = end - begin;
+  state->fresh = true;
+  if (begin == end)
+    return;
+  bool down = wait_at(optimizer, state, lane, end - 1) < wait_at(optimizer, state, lane, begin);
+  state->before = down ? begin : end - 1;
+  for (int32_t place = begin; place < end; place++)
+    optimizer->next[place] =
+        down ? (place > begin ? place : end) - 1 : (place + 1 < end ? place + 1 : begin);
 }
 
 /* Of all heads. */
@@ -120,10 +127,7 @@ static bool next_tiles(Optimizer *optimizer, LaneState *state, HeapEntry *lane, 
       optimizer->lane[state->chain] = lane->index;
       lane->time += chain_tiles(view, state->chain) > 0 ? view->costs->start : 0;
     }
-    int64_t column = (int64_t)state->head * view->chains + state->chain;
-    state->begin = view->columns->begin[column];
-    state->left = view->columns->begin[column + 1] - state->begin;
-    state->previous = -1;
+    begin_ring(optimizer, state, *lane);
     if (state->left > 0)
       return true;
   }
@@ -135,13 +139,13 @@ static void place_visit(Optimizer *optimizer, LaneState *state, HeapEntry *lane,
   const PatternView *view = optimizer->view;
   const Costs *costs = view->costs;
   Choice choice = choose(optimizer, state, *lane);
-  uint32_t tile = optimizer->tiles[choice.place];
+  int32_t place = optimizer->next[choice.before];
+  uint32_t tile = view->columns->tiles[place];
   int32_t q_tile = (int32_t)(tile & ~COLUMN_PARTIAL);
   int64_t at = (int64_t)state->head * view->q_tiles + q_tile;
   int64_t computed = lane->time + compute_ticks(costs, tile), begin = computed + choice.wait;
   optimizer->state[at].ready = begin + costs->reduce;
   optimizer->state[at].last_lane = lane->index;
-  optimizer->state[at].wanted--;
   *placed = (Placed){state->chain, (int32_t)at};
   result->waiting += choice.wait;
   if (result->makespan < begin + costs->reduce)
@@ -150,30 +154,17 @@ static void place_visit(Optimizer *optimizer, LaneState *state, HeapEntry *lane,
   lane->time = costs->staging == 0        ? begin + costs->reduce
                : begin - slack > computed ? begin - slack
                                           : computed;
-  state->previous = q_tile;
-  uint32_t *last = &optimizer->tiles[state->begin + --state->left];
-  optimizer->tiles[choice.place] = *last;
-  *last = tile;
+  optimizer->next[choice.before] = optimizer->next[place];
+  state->before = choice.before;
+  state->left--;
+  state->fresh = false;
 }
 
-/* Tiles to their first order, counters to zero. */
+/* No tile has been added to. */
 static void reset(Optimizer *optimizer) {
   const PatternView *view = optimizer->view;
-  int64_t columns = (int64_t)view->group * view->chains;
-  int64_t tiles = (int64_t)view->group * view->q_tiles;
-  memcpy(optimizer->tiles, view->columns->tiles,
-         (size_t)view->columns->begin[columns] * sizeof(uint32_t));
-  for (int64_t i = 0; i < tiles; i++)
-    optimizer->state[i] = (TileState){0, -1, 0};
-  for (int32_t head = 0; head < view->group; head++) {
-    int64_t first = (int64_t)head * view->chains;
-    for (int64_t i = view->columns->begin[first]; i < view->columns->begin[first + view->chains];
-         i++)
-      optimizer
-          ->state[(int64_t)head * view->q_tiles +
-                  (int64_t)(view->columns->tiles[i] & ~COLUMN_PARTIAL)]
-          .wanted++;
-  }
+  for (int64_t i = 0; i < (int64_t)view->group * view->q_tiles; i++)
+    optimizer->state[i] = (TileState){0, -1};
   for (int32_t i = 0; i < optimizer->gang; i++) {
     optimizer->states[i] = (LaneState){.chain = -1};
     optimizer->heap[i] = (HeapEntry){0, i};
@@ -308,15 +299,25 @@ static void improve(Optimizer *optimizer, int32_t iterations) {
 
 /* ---- The answer ---- */
 
+/* Visits chain by chain, each a run of its own, timed by its place in `placed`. */
 static rota_status write_answer(Optimizer *optimizer, PatternAnswer *answer) {
   const PatternView *view = optimizer->view;
   int64_t visits = view->columns->begin[(int64_t)view->group * view->chains];
+  int64_t *next = memory_allocate((size_t)view->chains + 1, sizeof(int64_t));
+  answer->runs = memory_allocate((size_t)visits + 1, sizeof(VisitRun));
+  if (!next || !answer->runs) {
+    free(next);
+    return ROTA_OUT_OF_MEMORY;
+  }
+  for (int32_t chain = 0; chain < view->chains; chain++)
+    next[chain + 1] = next[chain] + chain_tiles(view, chain);
   for (int64_t i = 0; i < visits; i++) {
     Placed placed = optimizer->placed[i];
-    int32_t q_tile = placed.tile % view->q_tiles;
-    ROTA_TRY(answer_add(
-        answer, (VisitRun){placed.chain, placed.tile / view->q_tiles, q_tile, q_tile, 1, i}));
+    int32_t head = placed.tile / view->q_tiles, q_tile = placed.tile - head * view->q_tiles;
+    answer->runs[next[placed.chain]++] = (VisitRun){placed.chain, head, q_tile, q_tile, 1, i};
   }
+  free(next);
+  answer->run_count = answer->run_capacity = visits;
   answer->ranks = RANKS_BY_TIME_GIVEN;
   answer->gang = optimizer->gang;
   answer->start = optimizer->order;
@@ -333,19 +334,16 @@ static bool allocate(const PatternView *view, Optimizer *optimizer) {
   optimizer->lane = memory_allocate(chains, sizeof(int32_t));
   optimizer->states = memory_allocate(gang, sizeof(LaneState));
   optimizer->heap = memory_allocate(gang, sizeof(HeapEntry));
-  optimizer->tiles = memory_allocate(visits, sizeof(uint32_t));
+  optimizer->next = memory_allocate(visits, sizeof(int32_t));
   optimizer->state = memory_allocate(tiles, sizeof(TileState));
   optimizer->placed = memory_allocate(visits, sizeof(Placed));
   return optimizer->order && optimizer->lane && optimizer->states && optimizer->heap &&
-         optimizer->tiles && optimizer->state && optimizer->placed;
+         optimizer->next && optimizer->state && optimizer->placed;
 }
 
 rota_status pattern_optimize(const PatternView *view, int32_t iterations, PatternAnswer *answer) {
   Optimizer optimizer = {.view = view};
   optimizer.gang = view->gang < view->chains ? view->gang : view->chains;
-  int64_t visits = view->columns->begin[(int64_t)view->group * view->chains];
-  int64_t scan = SCAN_TOTAL / (visits + 1);
-  optimizer.scan = scan < SCAN_MIN ? SCAN_MIN : scan > SCAN_MAX ? SCAN_MAX : (int32_t)scan;
   rota_status status = allocate(view, &optimizer) ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   if (status == ROTA_OK)
     status = first_order(view, optimizer.order);
@@ -357,7 +355,7 @@ rota_status pattern_optimize(const PatternView *view, int32_t iterations, Patter
   free(optimizer.lane);
   free(optimizer.states);
   free(optimizer.heap);
-  free(optimizer.tiles);
+  free(optimizer.next);
   free(optimizer.state);
   free(optimizer.placed);
   return status;

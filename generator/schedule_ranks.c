@@ -78,54 +78,59 @@ static rota_status rank_by_time(int32_t gang, const Costs *costs, Pattern *patte
   return status;
 }
 
-/* Visits by (time, chain). Times that are all small, such as numbers of steps, are counted; others
- * are compared. `keys` come chain by chain. */
-static rota_status sort_by_time(Keyed *keys, int64_t count) {
-  int64_t least = 0, most = 0;
-  for (int64_t i = 0; i < count; i++) {
-    least = keys[i].key < least ? keys[i].key : least;
-    most = keys[i].key > most ? keys[i].key : most;
-  }
-  if (least < 0 || most > 4 * count) {
-    qsort(keys, (size_t)count, sizeof(Keyed), compare_keyed);
-    return ROTA_OK;
-  }
+/* Visits by (time, chain) into `order`: small times, such as numbers of steps, are counted. Visits
+ * come chain by chain, so equal times keep the order of the chains. */
+static rota_status order_by_counting(const int64_t *times, int64_t count, int64_t most,
+                                     int64_t *order) {
   int64_t *begin = memory_allocate((size_t)most + 2, sizeof(int64_t));
-  Keyed *copy = memory_allocate((size_t)count + 1, sizeof(Keyed));
-  bool done = begin && copy;
-  if (done) {
-    for (int64_t i = 0; i < count; i++) {
-      copy[i] = keys[i];
-      begin[keys[i].key + 1]++;
-    }
-    for (int64_t time = 0; time < most; time++)
-      begin[time + 1] += begin[time];
-    for (int64_t i = 0; i < count; i++)
-      keys[begin[copy[i].key]++] = copy[i];
-  }
+  if (!begin)
+    return ROTA_OUT_OF_MEMORY;
+  for (int64_t v = 0; v < count; v++)
+    begin[times[v] + 1]++;
+  for (int64_t time = 0; time < most; time++)
+    begin[time + 1] += begin[time];
+  for (int64_t v = 0; v < count; v++)
+    order[begin[times[v]]++] = v;
   free(begin);
-  free(copy);
-  return done ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  return ROTA_OK;
+}
+
+/* The same for times of any size. */
+static rota_status order_by_comparing(const int64_t *times, const Pattern *pattern,
+                                      int64_t *order) {
+  int64_t count = pattern->chain_begin[pattern->chains];
+  Keyed *keys = memory_allocate((size_t)count + 1, sizeof(Keyed));
+  if (!keys)
+    return ROTA_OUT_OF_MEMORY;
+  for (int32_t chain = 0; chain < pattern->chains; chain++)
+    for (int64_t v = pattern->chain_begin[chain]; v < pattern->chain_begin[chain + 1]; v++)
+      keys[v] = (Keyed){times[v], v, chain};
+  qsort(keys, (size_t)count, sizeof(Keyed), compare_keyed);
+  for (int64_t i = 0; i < count; i++)
+    order[i] = keys[i].visit;
+  free(keys);
+  return ROTA_OK;
 }
 
 /* By the visits' times, and the chains where these are equal. */
 static rota_status rank_by_given_time(const int64_t *times, Pattern *pattern) {
-  int64_t count = pattern->chain_begin[pattern->chains];
-  int32_t *added = memory_allocate(tile_count(pattern) + 1, sizeof(int32_t));
-  Keyed *keys = memory_allocate((size_t)count + 1, sizeof(Keyed));
-  rota_status status = added && keys ? ROTA_OK : ROTA_OUT_OF_MEMORY;
-  if (status == ROTA_OK) {
-    for (int32_t chain = 0; chain < pattern->chains; chain++)
-      for (int64_t v = pattern->chain_begin[chain]; v < pattern->chain_begin[chain + 1]; v++)
-        keys[v] = (Keyed){times[v], v, chain};
-    status = sort_by_time(keys, count);
+  int64_t count = pattern->chain_begin[pattern->chains], least = 0, most = 0;
+  for (int64_t v = 0; v < count; v++) {
+    least = times[v] < least ? times[v] : least;
+    most = times[v] > most ? times[v] : most;
   }
+  int32_t *added = memory_allocate(tile_count(pattern) + 1, sizeof(int32_t));
+  int64_t *order = memory_allocate((size_t)count + 1, sizeof(int64_t));
+  rota_status status = added && order ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+  if (status == ROTA_OK)
+    status = least < 0 || most > 4 * count ? order_by_comparing(times, pattern, order)
+                                           : order_by_counting(times, count, most, order);
   for (int64_t i = 0; status == ROTA_OK && i < count; i++) {
-    PatternVisit *visit = &pattern->visits[keys[i].visit];
+    PatternVisit *visit = &pattern->visits[order[i]];
     visit->rank = added[tile_of(pattern, visit)]++;
   }
   free(added);
-  free(keys);
+  free(order);
   return status;
 }
 
@@ -237,6 +242,7 @@ rota_status pattern_rank(const Schedule *schedule, const PatternAnswer *answer,
   if (gang > pattern->chains)
     gang = pattern->chains > 0 ? pattern->chains : 1;
   pattern->lanes = gang;
+  pattern->in_order = answer->ranks == RANKS_BY_START && !answer->lane;
   if (answer->lane)
     ROTA_TRY(take_lanes(schedule->name, answer->lane, gang, pattern));
   switch (answer->ranks) {

@@ -22,6 +22,7 @@ static rota_status request_to_value(const Spec *spec, const Tiling *tiling, cons
   ROTA_TRY(value_set_integer(record, "tile_kv", tiling->tile_kv));
   int blocks = tiling_get(tiling, "blocks_per_sm", 1);
   ROTA_TRY(value_set_integer(record, "blocks_per_sm", blocks > 0 ? blocks : 1));
+  ROTA_TRY(value_set_string(request, "mask", mask_shape(spec)));
   ROTA_TRY(value_set_string(request, "device", device));
   return value_set_string(request, "name", name);
 }

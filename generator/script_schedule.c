@@ -1,5 +1,6 @@
 /* Level 6. A schedule's functions in Lua, and what they answer (lua/pattern.lua). Answers are flat
  * lists of integers; whether they make sense is for schedule.c and plan_assign.c to find. */
+#include "generator/records.h"
 #include "generator/script.h"
 
 #include <stdio.h>
@@ -307,25 +308,6 @@ static rota_status call_assign(const Schedule *schedule, const BatchView *view,
   return status;
 }
 
-/* What "auto" may know of the mask: "full"; "prefix": a query attends the keys from the first to
- * one that depends on the query, as under a causal mask; "other". */
-static const char *mask_shape(const Spec *spec) {
-  Expression *first, *end;
-  if (!spec->mask)
-    return "full";
-  if (!expression_columns(spec->mask, &first, &end))
-    return "other";
-  ExpressionUse low = expression_use(first), high = expression_use(end);
-  bool from_first = !low.q && !low.n_q && !low.n_k && !low.b && !low.h;
-  for (int i = 0; i < PARAMETERS_MAX; i++)
-    from_first &= !low.parameter[i];
-  for (int i = 0; i < TENSORS_MAX; i++)
-    from_first &= !low.tensor[i];
-  expression_release(first);
-  expression_release(end);
-  return from_first && high.q ? "prefix" : "other";
-}
-
 rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tiling,
                             const Target *device, Schedule *schedule) {
   *schedule = (Schedule){.owner = script, .pattern = call_pattern, .assign = call_assign};
@@ -340,6 +322,10 @@ rota_status script_schedule(Script *script, const Spec *spec, const Tiling *tili
   rota_status status = name_schedule(spec->schedule, tiling->algorithm, spec->script, &request);
   if (status == ROTA_OK)
     status = value_set_string(&request, "architecture", tiling->architecture);
+  if (status == ROTA_OK)
+    status = value_set_integer(&request, "tile_q", tiling->tile_q);
+  if (status == ROTA_OK)
+    status = value_set_integer(&request, "tile_kv", tiling->tile_kv);
   if (status == ROTA_OK)
     status = value_set_string(&request, "mask", mask_shape(spec));
   if (status == ROTA_OK)

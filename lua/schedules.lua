@@ -46,6 +46,20 @@ local function stagger_of(options, tiles, gang)
   return math.max(1, math.min(options.stagger, tiles // math.max(gang, 1)))
 end
 
+-- Whether each chain has all tiles from its first one to the last of all, and begins later than its
+-- neighbour: a causal mask.
+local function is_staircase(map)
+  local before = -1
+  for chain = 0, map.chains - 1 do
+    local first = map.first(chain)
+    if not first or first <= before or map.count(chain) ~= map.group * (map.q_tiles - first) then
+      return false
+    end
+    before = first
+  end
+  return map.chains > 1
+end
+
 local stagger = { default = 2, least = 1, most = 64 }
 
 schedules.rules = {
@@ -148,12 +162,15 @@ schedules.rules = {
     end,
   },
   optimized = {
-    about = "a list scheduler on the DAG: each lane takes the tile that is free soonest and is "
-      .. "still wanted by most; then `iterations` attempts at improvement (0: as many as a few "
-      .. "million steps allow)",
-    source = "list scheduling (Graham 1966) with the cost model of generator/dag.h",
+    about = "under a causal mask symmetric shift, which wastes nothing; else a list scheduler on "
+      .. "the DAG: each lane goes round its chain's tiles and takes the next that is free; then "
+      .. "`iterations` attempts at improvement (0: as many as a few million steps allow)",
+    source = "DASH; list scheduling (Graham 1966) with the cost model of generator/dag.h",
     options = { iterations = { default = 0, least = 0, most = 4096 } },
-    pattern = function(map, _, _, options)
+    pattern = function(map, gang, costs, options)
+      if is_staircase(map) then
+        return schedules.rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
+      end
       local iterations = options.iterations
       if iterations == 0 then
         local visits = 0
@@ -165,19 +182,50 @@ schedules.rules = {
   },
 }
 
+-- Shifts want chains that begin two visits apart: then a late one does not hold up the others. As
+-- many chains as query tiles can only begin one apart.
+local function is_low(tiles) return 2 * tiles.tile_q <= tiles.tile_kv end
+
+-- Chains of a sequence from which on there are enough tiles for all heads to be under way at once:
+-- then the longest chains first leave no worker idle at the end. Before, too many heads would have
+-- to share the L2.
+local LONG = 64
+
+-- The pattern of a portable rule within one that is not.
+local function in_order(rule, map)
+  local answer = rule.pattern(map)
+  answer.ranks = "start"
+  return answer
+end
+
+schedules.rules.by_length = {
+  about = "for causal masks: symmetric_shift (shortest_first where query tiles are as high as kv "
+    .. "tiles), and longest_first for sequences of more than 64 chains (8192 keys)",
+  source = "measured on Hopper kernels, bench/results/schedules_hopper_h200.csv",
+  assignment = "mixed",
+  pattern = function(map, gang, costs)
+    local rules = schedules.rules
+    if map.chains > LONG then return in_order(rules.longest_first, map) end
+    if not is_low(map) then return in_order(rules.shortest_first, map) end
+    return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
+  end,
+}
+
 -- The schedule for "auto". It may depend on the spec and on one sequence's lengths, but not on the
 -- batch, whose size must not change bits. Only `ordered` waits at all; elsewhere the order of the
--- work decides nothing but taste. Measured on an H200 (bench/results/backward_hopper_h200.csv,
--- schedules_portable_h200.csv): under a causal mask symmetric_shift is within 3 % of the fastest
--- from 512 to 16k on the Hopper kernels; without a mask shortest_first is, and works on any number
--- of multiprocessors.
--- request = {algorithm, architecture, mask = "full" | "prefix" | "other"}, as C knows the mask:
--- under "prefix" a query attends the keys from the first to one that depends on the query
+-- work decides nothing but taste. As measured on an H200 (schedules_hopper_h200.csv and
+-- schedules_portable_h200.csv in bench/results):
+-- masks that are evaluated for every element make visits long and unequal: longest chains first.
+-- request = {algorithm, architecture, tile_q, tile_kv, mask}; mask: generator/records.h's
+-- mask_shape
 function schedules.auto(request)
   if request.algorithm ~= "ordered" then return "ascending" end
-  if request.mask == "full" then return "shortest_first" end
-  if request.architecture ~= "hopper" then return "longest_first" end
-  return request.mask == "prefix" and "symmetric_shift" or "shortest_first"
+  if request.architecture ~= "hopper" then
+    return request.mask == "full" and "shortest_first" or "longest_first"
+  end
+  if request.mask == "full" then return is_low(request) and "shift" or "shortest_first" end
+  if request.mask == "prefix" then return "by_length" end
+  return request.mask == "interval" and "shortest_first" or "longest_first"
 end
 
 return schedules

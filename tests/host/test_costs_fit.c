@@ -174,13 +174,13 @@ static void test_shipped(void **state) {
                    ROTA_OK);
   assert_string_equal(costs.unit, "us");
   assert_true(costs.partial >= costs.visit && costs.handoff > 0 && costs.reduce > 0);
-  world.tiling.tile_q *= 2; /* twice the work, twice the bytes, the same K and V */
+  world.tiling.tile_q *= 2; /* visits twice as long, twice the bytes, the same K and V */
   assert_int_equal(script_costs(world.script, &world.spec, &world.tiling, NULL, NULL, &wide),
                    ROTA_OK);
   assert_int_equal(wide.visit, 2 * costs.visit);
   assert_int_equal(wide.reduce, 2 * costs.reduce);
   assert_int_equal(wide.start, costs.start);
-  assert_int_equal(wide.handoff, costs.handoff);
+  assert_int_equal(wide.handoff, 2 * costs.handoff);
   strcpy(world.tiling.algorithm, "two_pass"); /* nothing is added in turn */
   assert_int_equal(script_costs(world.script, &world.spec, &world.tiling, NULL, NULL, &wide),
                    ROTA_OK);
@@ -211,7 +211,7 @@ static void test_file(void **state) {
         script_costs(world.script, &world.spec, &world.tiling, text, "costs.lua", &back), ROTA_OK);
     assert_true(llabs(back.visit - costs.visit) <= 2 && llabs(back.partial - costs.partial) <= 2);
     assert_true(llabs(back.reduce - costs.reduce) <= 2 && llabs(back.start - costs.start) <= 2);
-    assert_int_equal(back.handoff, costs.handoff);
+    assert_true(llabs(back.handoff - costs.handoff) <= 2);
     assert_int_equal(back.staging, 1);
     free(text);
     close_world(&world);
@@ -224,7 +224,7 @@ static void test_file_refused(void **state) {
     const char *text, *message;
   } files[] = {
       {"return 3", "f.lua: a cost file returns {device = ..., kernels = {...}}"},
-      {"return {kernels = {portable = 1}}", "f.lua: kernels.portable.visit: microseconds are"},
+      {"return {kernels = {portable = 1}}", "f.lua: kernels.portable: a table is expected"},
       {"return {kernels = {portable = {visit = -1}}}", "kernels.portable.visit"},
       {"return {kernels = {portable = {visit = 0/0}}}", "kernels.portable.visit"},
       {"return {device = 'X', kernels = {}}", "costs of device X"},

@@ -321,6 +321,38 @@ static void test_handoff(void **state) {
   assert_true(dag_stall_share(&figures) == 0);
 }
 
+/* A chain brings three tiles in, a second one finds them there if the L2 holds three. */
+static void test_l2(void **state) {
+  (void)state;
+  DagVisit visits[] = {{0, 0, false}, {1, 0, false}, {2, 0, false},
+                       {0, 1, false}, {1, 1, false}, {2, 1, false}};
+  int64_t chain_begin[] = {0, 3, 6}, queue_begin[] = {0, 2};
+  DagPlane plane = {2, 3, chain_begin, visits};
+  DagItem items[] = {{0, 0}, {0, 1}};
+  int32_t plane_of = 0;
+  DagProblem problem = {&plane, 1, &plane_of, 1, 1, 1, queue_begin, items, false};
+  DagFigures figures;
+  Costs costs = {.visit = 10, .partial = 10, .miss = 25};
+  const struct {
+    int64_t miss;
+    int32_t l2;
+    int64_t makespan;
+  } expected[] = {
+      {25, 0, 60},               /* no memory */
+      {25, 3, 60},               /* the second chain finds its tiles */
+      {25, 2, 20 + 3 * 25 + 10}, /* it asks for one after another, the first a visit ahead */
+      {10, 2, 60},               /* fetched while the worker computes */
+      {11, 2, 20 + 3 * 11 + 10},
+  };
+  for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+    costs.miss = expected[i].miss;
+    costs.l2 = expected[i].l2;
+    assert_int_equal(dag_simulate(&problem, &costs, &figures, NULL), ROTA_OK);
+    assert_int_equal(figures.makespan, expected[i].makespan);
+    assert_int_equal(figures.critical_path, 30); /* two workers, whose memory is not slow */
+  }
+}
+
 static void test_cycle_message(void **state) {
   (void)state;
   /* Chain 0 waits at tile 1 for chain 1, which waits at tile 0 for chain 0's later visit. */
@@ -471,11 +503,12 @@ static void test_speed(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random),        cmocka_unit_test(test_turns),
-      cmocka_unit_test(test_bounds),        cmocka_unit_test(test_handoff),
-      cmocka_unit_test(test_cycle_message), cmocka_unit_test(test_order),
-      cmocka_unit_test(test_order_ties),    cmocka_unit_test(test_costs),
-      cmocka_unit_test(test_memory),        cmocka_unit_test(test_speed),
+      cmocka_unit_test(test_random), cmocka_unit_test(test_turns),
+      cmocka_unit_test(test_bounds), cmocka_unit_test(test_handoff),
+      cmocka_unit_test(test_l2),     cmocka_unit_test(test_cycle_message),
+      cmocka_unit_test(test_order),  cmocka_unit_test(test_order_ties),
+      cmocka_unit_test(test_costs),  cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_speed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -158,20 +158,20 @@ static void check_auto_by_mask(void) {
   static const struct {
     const char *mask, *portable, *hopper;
   } cases[] = {
-      {"full", "shortest_first", "shortest_first"},
-      {"causal", "longest_first", "symmetric_shift"},
-      {"causal{align = 'top_left'}", "longest_first", "symmetric_shift"},
-      {"causal | prefix(100)", "longest_first", "symmetric_shift"},
+      {"full", "shortest_first", "shift"},
+      {"causal", "longest_first", "by_length"},
+      {"causal{align = 'top_left'}", "longest_first", "by_length"},
+      {"causal | prefix(100)", "longest_first", "by_length"},
       {"causal & window(100, 0)", "longest_first", "shortest_first"},
       {"prefix(100)", "longest_first", "shortest_first"},
-      {"causal & document", "longest_first", "shortest_first"},
+      {"causal & document", "longest_first", "longest_first"},
   };
   Target target = {.multiprocessors = 132};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char chunk[160];
     snprintf(chunk, sizeof chunk, "return rota.attention{head_dim = 64, mask = %s}", cases[i].mask);
     Spec spec = spec_of(chunk);
-    Tiling tiling = {.algorithm = "ordered", .tile_q = 64, .tile_kv = 64};
+    Tiling tiling = {.algorithm = "ordered", .tile_q = 64, .tile_kv = 128};
     for (int hopper = 0; hopper < 2; hopper++) {
       Schedule rule;
       snprintf(tiling.architecture, sizeof tiling.architecture, hopper ? "hopper" : "portable");
@@ -200,7 +200,7 @@ static void test_schedules(void **state) {
     check_ok(script_schedule(test_script, &spec, &ordered, &target, &rule));
     assert_string_equal(rule.name, names[count]);
   }
-  assert_int_equal(count, 8);
+  assert_int_equal(count, 9);
   snprintf(spec.schedule, sizeof spec.schedule, "auto");
   check_ok(script_schedule(test_script, &spec, &ordered, &target, &rule));
   assert_string_equal(rule.name, "shortest_first");
@@ -213,7 +213,7 @@ static void test_schedules(void **state) {
   snprintf(spec.schedule, sizeof spec.schedule, "sideways");
   assert_int_equal(script_schedule(test_script, &spec, &ordered, &target, &rule), ROTA_SCHEDULE);
   assert_non_null(
-      strstr(status_message(), "known: ascending, descending, longest_first, optimized"));
+      strstr(status_message(), "known: ascending, by_length, descending, longest_first"));
 }
 
 int main(void) {
