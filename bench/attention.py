@@ -6,7 +6,8 @@
 One process, one run: the libraries take turns on the same tensors, with a rest before each, so
 that all meet the same clock. bf16, 16,384 tokens in all (32,768 at 32k), 2048 // head_dim heads,
 or 16 where the head dim does not divide 2048; grouped: 32 heads, 32 and 8 kv heads. A figure is
-the median over rounds of calls replayed from a CUDA graph, so no library's launch overhead counts;
+the median over rounds of calls; forward passes are replayed from a CUDA graph, so no library's
+launch overhead counts; autograd's cannot be, and are queued one behind the other, as Rota's are.
 FLOP: 4 b h d for each allowed (query, key) pair, 2.5 times that backward. `difference`: of the
 result against cuDNN's (masks: against FlexAttention's), relative; one beyond the dtype's own error
 is reported and fails the run.
@@ -49,7 +50,11 @@ def graphed(function, calls):
     except RuntimeError as error:
         print(f"# not captured, timed with its launches: {str(error).splitlines()[0]}")
         torch.cuda.synchronize()
-        return lambda: [function() for _ in range(calls)]
+        return repeated(function, calls)
+
+
+def repeated(function, calls):
+    return lambda: [function() for _ in range(calls)]
 
 
 def elapsed(function):
@@ -61,13 +66,14 @@ def elapsed(function):
     return start.elapsed_time(stop)
 
 
-def measure(functions):
+def measure(functions, capture):
     """Median milliseconds of a call of each function and the spread over rounds."""
     replays = []
     for function in functions:
         function()
         calls = max(2, int(ROUND_MS / max(elapsed(function), 1e-3)))
-        replays.append((graphed(function, calls), calls))
+        replay = graphed(function, calls) if capture else repeated(function, calls)
+        replays.append((replay, calls))
     samples = [[] for _ in functions]
     for _ in range(ROUNDS):
         for (replay, calls), sample in zip(replays, samples):
@@ -180,7 +186,8 @@ class Table:
             for name, call in calls.items()
         }
         flops = case.flops(share, direction)
-        for name, (ms, spread) in zip(calls, measure(list(calls.values()))):
+        timings = measure(list(calls.values()), capture=direction == "forward")
+        for name, (ms, spread) in zip(calls, timings):
             bad = not differences[name] < DIFFERENCE_MAX
             self.failures += bad
             line = [direction, case.head_dim, mask, case.seqlen, name, f"{flops / ms / 1e9:.0f}"]
@@ -218,9 +225,10 @@ DOCUMENT, WINDOW = 2048, 1024  # tokens
 
 
 def run_masks(table, options, direction):
+    import torch._functorch.config
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    torch._functorch.config.donated_buffer = False  # a graph's backward is replayed
+    torch._functorch.config.donated_buffer = False  # a graph's backward pass is replayed
     flex = torch.compile(flex_attention)
     for seqlen in options.mask_seqlens:
         case = Case(128, seqlen)
