@@ -24,7 +24,7 @@ import torch
 import librota
 
 TOKENS, HIDDEN, HEADS = 16384, 2048, 16
-ROUNDS, ROUND_MS, REST_S = 4, 5.0, 0.005
+ROUNDS, ROUND_MS, REST_S = 4, 4.0, 0.003
 TOLERANCE = 6e-3  # relative, between two tilings
 FIELDS = ["head_dim", "mask", "seqlen", "tiling", "rank", "chosen", "tflops", "ms", "to_fastest"]
 
