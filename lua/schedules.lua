@@ -182,40 +182,33 @@ schedules.rules = {
   },
 }
 
--- Shifts want chains that begin two visits apart: then a late one does not hold up the others. As
--- many chains as query tiles can only begin one apart.
-local function is_low(tiles) return 2 * tiles.tile_q <= tiles.tile_kv end
-
 -- Chains of a sequence from which on there are enough tiles for all heads to be under way at once:
 -- then the longest chains first leave no worker idle at the end. Before, too many heads would have
 -- to share the L2.
 local LONG = 64
 
--- The pattern of a portable rule within one that is not.
-local function in_order(rule, map)
-  local answer = rule.pattern(map)
-  answer.ranks = "start"
-  return answer
-end
-
 schedules.rules.by_length = {
-  about = "for causal masks: symmetric_shift (shortest_first where query tiles are as high as kv "
-    .. "tiles), and longest_first for sequences of more than 64 chains (8192 keys)",
+  about = "for causal masks: symmetric_shift, and longest_first for sequences of more than 64 "
+    .. "chains (8192 keys)",
   source = "measured on Hopper kernels, bench/results/schedules_hopper_h200.csv",
   assignment = "mixed",
   pattern = function(map, gang, costs)
     local rules = schedules.rules
-    if map.chains > LONG then return in_order(rules.longest_first, map) end
-    if not is_low(map) then return in_order(rules.shortest_first, map) end
-    return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
+    if map.chains <= LONG then
+      return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
+    end
+    local answer = rules.longest_first.pattern(map)
+    answer.ranks = "start"
+    return answer
   end,
 }
 
 -- The schedule for "auto". It may depend on the spec and on one sequence's lengths, but not on the
 -- batch, whose size must not change bits. Only `ordered` waits at all; elsewhere the order of the
 -- work decides nothing but taste. As measured on an H200 (schedules_hopper_h200.csv and
--- schedules_portable_h200.csv in bench/results):
--- masks that are evaluated for every element make visits long and unequal: longest chains first.
+-- schedules_portable_h200.csv in bench/results). Shifts want chains that begin two visits apart, so
+-- that a late one does not hold up the others: query tiles half as high as kv tiles. Masks that are
+-- evaluated for every element make visits long and unequal: the longest chains first.
 -- request = {algorithm, architecture, tile_q, tile_kv, mask}; mask: generator/records.h's
 -- mask_shape
 function schedules.auto(request)
@@ -223,9 +216,10 @@ function schedules.auto(request)
   if request.architecture ~= "hopper" then
     return request.mask == "full" and "shortest_first" or "longest_first"
   end
-  if request.mask == "full" then return is_low(request) and "shift" or "shortest_first" end
-  if request.mask == "prefix" then return "by_length" end
-  return request.mask == "interval" and "shortest_first" or "longest_first"
+  if request.mask == "other" then return "longest_first" end
+  local apart = 2 * request.tile_q <= request.tile_kv
+  if request.mask == "interval" or not apart then return "shortest_first" end
+  return request.mask == "full" and "shift" or "by_length"
 end
 
 return schedules

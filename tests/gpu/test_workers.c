@@ -16,7 +16,7 @@ enum { AGAIN = 4 };
 
 static const char *const schedules[] = {"ascending",       "descending",     "shift",
                                         "symmetric_shift", "shortest_first", "longest_first",
-                                        "rotate",          "optimized"};
+                                        "rotate",          "by_length",      "optimized"};
 
 static const int32_t unequal[] = {0, 700, 700, 1724, 1725, 3000};
 

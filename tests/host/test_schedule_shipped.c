@@ -154,6 +154,30 @@ static void test_packed_batches(void **state) {
   plan_case_free(&at);
 }
 
+/* by_length: long sequences, whose chains wait in order, among short ones, whose lanes run
+ * together. */
+static void test_long_among_short(void **state) {
+  (void)state;
+  const int32_t cu[] = {0, 300, 9000, 9001, 17900, 19000};
+  uint64_t random = 3;
+  PlanCase at;
+  plan_case_create(&at, "ordered", "k <= q", NULL, 4, 2);
+  at.request.lengths = (rota_lengths){.batch = 5, .cu_seqlens_q = cu, .cu_seqlens_k = cu};
+  assert_int_equal(choose(&at, "by_length", 8), ROTA_OK);
+  assert_int_equal(at.schedule.assignment, ASSIGN_MIXED);
+  Plan *plan = plan_case_good(&at);
+  for (int sequence = 0; sequence < 5; sequence++) {
+    Pattern *pattern;
+    assert_int_equal(plan_pattern(plan, sequence, 0, &pattern), ROTA_OK);
+    bool is_long = cu[sequence + 1] - cu[sequence] > 8000;
+    assert_int_equal(pattern->chains > 64, is_long);
+    pattern_destroy(pattern);
+  }
+  plan_destroy(plan);
+  check_schedule(&at, "by_length", "a packed batch", &random);
+  plan_case_free(&at);
+}
+
 /* A sequence's pattern does not depend on the batch around it. */
 static void test_patterns_do_not_depend_on_the_batch(void **state) {
   (void)state;
@@ -230,6 +254,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_schedule_on_every_map),
       cmocka_unit_test(test_packed_batches),
+      cmocka_unit_test(test_long_among_short),
       cmocka_unit_test(test_patterns_do_not_depend_on_the_batch),
       cmocka_unit_test(test_planning_time),
   };
