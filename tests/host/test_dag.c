@@ -447,11 +447,15 @@ static void test_costs(void **state) {
   assert_int_equal(costs.partial, 3000);
   assert_int_equal(costs.start, 1250);
   assert_int_equal(costs.staging, 2);
+  assert_int_equal(costs.l2, 0);
+  assert_int_equal(costs_parse("l2=450,m=0.026", &costs), ROTA_OK);
+  assert_int_equal(costs.l2, 450);
+  assert_int_equal(costs.miss, 26);
   assert_int_equal(costs_parse("", &costs), ROTA_OK);
   assert_int_equal(costs.visit, COSTS_TICKS);
-  static const char *const wrong[] = {"c",      "c=",  "c=x",       "c=-1",         "c=1e3",
-                                      "d=1",    "c=0", "staging=9", "staging=1.5",  "c=2;r=1",
-                                      "c=1..2", "=1",  ",",         "c=9999999999", "visit=nan"};
+  static const char *const wrong[] = {
+      "c",           "c=",      "c=x",    "c=-1",   "c=1e3", "d=1", "c=0",          "staging=9",
+      "staging=1.5", "c=2;r=1", "l2=1.5", "c=1..2", "=1",    ",",   "c=9999999999", "visit=nan"};
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     assert_int_equal(costs_parse(wrong[i], &costs), ROTA_INVALID_ARGUMENT);
     assert_int_equal(strncmp(status_message(), "costs: ", 7), 0);
