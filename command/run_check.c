@@ -67,8 +67,9 @@ rota_status run_check(const RunState *run, RunErrors *errors) {
   Plan *plan;
   rota_plan_request request = inputs_plan_request(run->options, &run->inputs);
   ROTA_TRY(model_target(run->options, model, &target));
-  ROTA_TRY(
-      script_tiling(model->script, &model->spec, ROTA_FORWARD, ROTA_LAYOUT_ANY, &target, &tiling));
+  Spec spec = model->spec; /* what it holds is the model's; any tiles will do */
+  snprintf(spec.tiling[ROTA_FORWARD], TILING_CHOICE_MAX, "auto");
+  ROTA_TRY(script_tiling(model->script, &spec, ROTA_FORWARD, ROTA_LAYOUT_ANY, &target, &tiling));
   ROTA_TRY(plan_build(&model->spec, ROTA_FORWARD, &tiling, NULL, &request, &plan));
   rota_status status = compare_all(run, plan, errors);
   plan_destroy(plan);

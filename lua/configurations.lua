@@ -13,6 +13,7 @@
 --   cost     function(c) -> cycles of a multiprocessor, all blocks on it together:
 --              products      tensor cores, of a tile
 --              shared        bytes through shared memory, at 128 a cycle, of a tile
+--              loads         the copy engine's, of a tile; absent: it is no limit
 --              arithmetic    exponentials and what goes with them, of a tile
 --              groups        warps or warpgroups that take turns at these
 --              tile, item    what neither hides: of a tile; of a query tile, once
@@ -37,7 +38,7 @@ end
 -- Cycles of a tile. Groups hide all but a share of the shorter work behind the longer one: while
 -- one multiplies, the others compute; the more there are, the less is left.
 local function tile_cycles(cost)
-  local moved = math.max(cost.products, cost.shared)
+  local moved = math.max(cost.products, cost.shared, cost.loads or 0)
   local longer, shorter = math.max(moved, cost.arithmetic), math.min(moved, cost.arithmetic)
   return longer + math.min(1, UNCOVERED / cost.groups) * shorter + cost.tile
 end

@@ -20,13 +20,18 @@ local BESIDE, BESIDE_BY_ELEMENT, BESIDE_PACKED = 32, 48, 8
 -- Cycles that neither products nor exponentials hide, of a tile and of a query tile.
 -- Fitted: docs/configurations.md.
 local TILE, ITEM = 160, 500
+-- Cycles for a row of a box whose bytes are no multiple of 32 apart from the next row's: measured.
+local LOAD = 4
+-- Registers of a thread at the launch, which the compiler goes by for a single instruction: one of
+-- P V holds O and so many beside it.
+local LAUNCHED, INSTRUCTION = { [2] = 168, [3] = 128 }, 30
 local STAGES = 2
 local BOX = 64 -- columns of the copy engine's boxes
 local EXTRA = 512 -- bytes: barriers, and what is announced of items and tiles
--- Up to 128 keys: mask bits of a row and lane fit a word.
+-- Up to 128 keys: mask bits of a row and lane fit a word. Fewer than 48 are slow, and some spill.
 local AXES = {
   { "consumers", { 3, 2 } },
-  { "tile_kv", { 128, 112, 96, 80, 64, 48, 32, 16 } },
+  { "tile_kv", { 128, 112, 96, 80, 64, 48 } },
 }
 
 local function padded(head_dim) return (head_dim + BOX - 1) // BOX * BOX end
@@ -77,7 +82,10 @@ local function kernel(spec, target)
       local beside = elements and BESIDE_BY_ELEMENT or BESIDE
       if elements and c.packed > 1 then beside = beside + BESIDE_PACKED end
       local held = c.tile_kv // 2 + c.tile_kv // 4 + spec.head_dim_v // 2 + beside
-      if held > c.registers.consumer then return false, "no tile fits the registers" end
+      local instruction = spec.head_dim_v // 2 + INSTRUCTION
+      if held > c.registers.consumer or instruction > LAUNCHED[c.consumers] then
+        return false, "no tile fits the registers"
+      end
       if shared_bytes(spec, c.consumers, c.tile_kv, 1) > target.shared_per_block then
         return false, "no tile fits shared memory"
       end
@@ -92,10 +100,13 @@ local function kernel(spec, target)
       -- of registers); then K and V as they arrive.
       local read = c.consumers
         * (depth * 32 * (64 + c.tile_kv) + c.tile_kv // 16 * 32 * spec.head_dim_v)
-      local written = 2 * c.tile_kv * (padded(spec.head_dim) + padded(spec.head_dim_v))
+      local columns = padded(spec.head_dim) + padded(spec.head_dim_v)
+      local written = 2 * c.tile_kv * columns
+      local odd = spec.head_dim % 16 ~= 0 or spec.head_dim_v % 16 ~= 0
       return {
         products = scores * (16 * depth + spec.head_dim_v) / 2048,
         shared = (read + written) / 128,
+        loads = odd and LOAD * c.tile_kv * columns // BOX or 0,
         arithmetic = scores / 16, -- exponentials
         groups = c.consumers,
         tile = TILE,
