@@ -66,7 +66,7 @@ def elapsed(function):
     return start.elapsed_time(stop)
 
 
-def measure(functions, capture):
+def measure(functions, capture=True):
     """Median milliseconds of a call of each function and the spread over rounds."""
     replays = []
     for function in functions:
