@@ -185,18 +185,22 @@ static void begin_expression_header(const char *what, Text *out) {
 
 /* Bounds of the keys that a query may attend, where the mask is such an interval. */
 static void emit_columns(const Spec *spec, Text *out) {
-  Expression *first = NULL, *end = NULL;
+  Expression *first = NULL, *end = NULL, *rest = NULL;
   bool interval = !spec->mask || expression_columns(spec->mask, &first, &end);
+  bool bounded = interval || expression_columns_part(spec->mask, &first, &end, &rest);
   text_format(out,
               "\n// Does the mask allow the keys mask_first(at) <= k < mask_end(at) and no other, "
-              "whatever at.k?\ninline constexpr bool kMaskIsInterval = %s;\n",
-              truth(interval));
+              "whatever at.k?\ninline constexpr bool kMaskIsInterval = %s;\n"
+              "// At least where a run says that it is bounded (ROTA_RUN_BOUNDED)?\n"
+              "inline constexpr bool kMaskIsBounded = %s;\n",
+              truth(interval), truth(bounded));
   emit_function("mask.cuh", "int mask_first(const Position &at, const RotaArguments &arguments)",
                 first, &spec->symbols, true, "0", out);
   emit_function("mask.cuh", "int mask_end(const Position &at, const RotaArguments &arguments)", end,
                 &spec->symbols, true, "at.n_k", out);
   expression_release(first);
   expression_release(end);
+  expression_release(rest);
 }
 
 void emit_mask(const Spec *spec, Text *out) {

@@ -132,6 +132,10 @@ rota_status expression_derivative(const Expression *expression, Expression **der
  * key and the one after the last, as integer expressions in 0 .. LIMIT_LENGTH (first >= end: no
  * key). Else false, and both are NULL: then, too, where memory ran out. */
 bool expression_columns(const Expression *mask, Expression **first, Expression **end);
+/* The same for those of a mask's conditions, joined by `and`, that can be solved so; the others are
+ * `rest`. False where there are none of either kind. */
+bool expression_columns_part(const Expression *mask, Expression **first, Expression **end,
+                             Expression **rest);
 
 /* What an expression depends on. */
 typedef struct ExpressionUse {

@@ -179,3 +179,50 @@ bool expression_columns(const Expression *mask, Expression **first, Expression *
   *first = NULL;
   return false;
 }
+
+/* ---- Of some conditions ---- */
+
+static bool has_tensor(const Builder *builder, int index) {
+  const Node *node = &builder->nodes[index];
+  bool found = node->operation == OP_TENSOR;
+  for (int i = 0; i < node->operands && !found; i++)
+    found = has_tensor(builder, node->operand[i]);
+  return found;
+}
+
+/* Those below a node that can be solved, or those that cannot; NONE: there are none. */
+static int conditions(Builder *builder, int index, bool solved) {
+  const Node node = builder->nodes[index];
+  if (node.operation != OP_AND) {
+    bool known = !has_tensor(builder, index) && columns_of(builder, index, false).known;
+    return known == solved ? index : NONE;
+  }
+  int a = conditions(builder, node.operand[0], solved);
+  int b = conditions(builder, node.operand[1], solved);
+  if (a == NONE || b == NONE)
+    return a == NONE ? b : a;
+  return build_binary(builder, OP_AND, a, b);
+}
+
+static Expression *part(const Expression *mask, bool solved) {
+  Builder builder = {.kind = EXPRESSION_MASK};
+  int root = build_copy(&builder, mask, -1);
+  int node = root < 0 ? root : conditions(&builder, root, solved);
+  if (node >= 0)
+    return build_finish(&builder, node, expression_place(mask), NULL);
+  free(builder.nodes);
+  return NULL;
+}
+
+bool expression_columns_part(const Expression *mask, Expression **first, Expression **end,
+                             Expression **rest) {
+  Expression *solved = part(mask, true);
+  *rest = part(mask, false);
+  bool known = solved && *rest && expression_columns(solved, first, end);
+  expression_release(solved);
+  if (known)
+    return true;
+  expression_release(*rest);
+  *first = *end = *rest = NULL;
+  return false;
+}

@@ -169,7 +169,11 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
 
 /* Planes live only while the tables are written. */
 static rota_status build_tables(const Spec *spec, const Schedule *schedule, Plan *plan) {
+  Expression *first = NULL, *end = NULL, *rest = NULL;
+  if (plan->direction == ROTA_FORWARD && spec->mask && tiling_get(&plan->tiling, "bounded", 0))
+    expression_columns_part(spec->mask, &first, &end, &rest);
   PlanesRequest request = {.mask = spec->mask,
+                           .rest = rest,
                            .score = spec->score,
                            .symbols = &plan->symbols,
                            .bindings = &plan->bindings,
@@ -184,6 +188,9 @@ static rota_status build_tables(const Spec *spec, const Schedule *schedule, Plan
   if (status == ROTA_OK)
     status = planes_build(&request, &planes);
   expression_release_ranges(&plan->bindings);
+  expression_release(first);
+  expression_release(end);
+  expression_release(rest);
   if (status != ROTA_OK)
     return status;
   status = write_tables(spec, schedule, planes, plan);

@@ -30,7 +30,7 @@ static bool within(int64_t value, int64_t low, int64_t high) {
 
 /* kv tile behind the run, without the kind bit. */
 static unsigned run_end(const RotaRun *run) {
-  return run->end_kind & ~ROTA_RUN_PARTIAL;
+  return run->end_kind & ROTA_RUN_END;
 }
 
 static rota_status damaged(const char *table, int64_t index, const char *what) {

@@ -92,7 +92,8 @@ static rota_status build_maps(const PlanesRequest *request, Planes *planes) {
                           .tile_kv = request->tile_kv,
                           .b = class.b,
                           .h = (int32_t)(i % (size_t)planes->map_heads)};
-    ROTA_TRY(tile_map_build(request->mask, request->bindings, &map, &planes->maps[i]));
+    ROTA_TRY(tile_map_build_bounded(request->mask, request->rest, request->bindings, &map,
+                                    &planes->maps[i]));
   }
   return ROTA_OK;
 }

@@ -16,6 +16,7 @@ typedef struct PlaneClass {
 
 typedef struct PlanesRequest {
   const Expression *mask, *score; /* each may be NULL */
+  const Expression *rest;         /* conditions for tile_map_build_bounded, or NULL */
   const Symbols *symbols;
   const Bindings *bindings; /* with ranges prepared */
   const Lengths *lengths;

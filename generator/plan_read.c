@@ -28,8 +28,10 @@ static void read_runs(const Plan *plan, const RotaRow *rows, TileMap *map) {
     map->row_begin[q] = count;
     for (int32_t r = rows[q].run_begin; r < rows[q].run_end; r++) {
       bool partial = (runs[r].end_kind & ROTA_RUN_PARTIAL) != 0;
-      int32_t end = (int32_t)(runs[r].end_kind & ~ROTA_RUN_PARTIAL);
-      map->runs[count++] = (TileRun){runs[r].begin, end, partial ? TILE_PARTIAL : TILE_FULL};
+      bool bounded = (runs[r].end_kind & ROTA_RUN_BOUNDED) != 0;
+      int32_t end = (int32_t)(runs[r].end_kind & ROTA_RUN_END);
+      TileKind kind = bounded ? TILE_BOUNDED : partial ? TILE_PARTIAL : TILE_FULL;
+      map->runs[count++] = (TileRun){runs[r].begin, end, kind};
       int64_t *tiles = partial ? &map->partial_tiles : &map->full_tiles;
       *tiles += end - runs[r].begin;
     }

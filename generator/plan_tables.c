@@ -105,8 +105,10 @@ static void fill_runs(const Planes *planes, RotaRun *runs, int32_t *base) {
     base[i] = count;
     for (int64_t r = 0; r < map->row_begin[map->q_tiles]; r++) {
       const TileRun *run = &map->runs[r];
-      unsigned partial = run->kind == TILE_PARTIAL ? ROTA_RUN_PARTIAL : 0;
-      runs[count++] = (RotaRun){run->begin, (unsigned)run->end | partial};
+      unsigned kind = run->kind == TILE_FULL ? 0 : ROTA_RUN_PARTIAL;
+      if (run->kind == TILE_BOUNDED)
+        kind |= ROTA_RUN_BOUNDED;
+      runs[count++] = (RotaRun){run->begin, (unsigned)run->end | kind};
     }
   }
 }
@@ -164,8 +166,7 @@ static void fill_rows(const TablesRequest *request, const Tables *tables, const 
           row.run_end = base[index] + (int32_t)map->row_begin[q + 1];
         }
         for (int32_t r = row.run_begin; r < row.run_end; r++)
-          work[at] +=
-              (int32_t)(tables->runs[r].end_kind & ~ROTA_RUN_PARTIAL) - tables->runs[r].begin;
+          work[at] += (int32_t)(tables->runs[r].end_kind & ROTA_RUN_END) - tables->runs[r].begin;
         tables->rows[at] = row;
       }
     }

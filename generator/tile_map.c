@@ -30,6 +30,7 @@ typedef struct Piece {
 
 typedef struct Builder {
   const Expression *mask;
+  const Expression *rest; /* NULL: no tile is BOUNDED */
   const Bindings *bindings;
   TileMapRequest request;
   int32_t q_tiles, kv_tiles;
@@ -102,15 +103,23 @@ static rota_status add_run(Builder *builder, int32_t row, int32_t begin, int32_t
   return append_piece(builder, row, (TileRun){begin, end, kind});
 }
 
+/* A partial tile's kind. */
+static TileKind partial_kind(const Builder *builder, const Box *positions) {
+  const Expression *rest = builder->rest;
+  bool holds = rest && expression_interval(rest, builder->bindings, positions) == TERNARY_TRUE;
+  return holds ? TILE_BOUNDED : TILE_PARTIAL;
+}
+
 /* Every existing position of the box is allowed: full, but for the column of tiles that n_k cuts.
  */
 static rota_status add_allowed(Builder *builder, TileBox box) {
   int32_t whole = builder->request.n_k / builder->request.tile_kv;
   int32_t full_end = smaller(box.k_end, whole);
   int32_t cut_begin = box.k_begin > whole ? box.k_begin : whole;
+  TileKind cut = builder->rest ? TILE_BOUNDED : TILE_PARTIAL;
   for (int32_t row = box.q_begin; row < box.q_end; row++) {
     ROTA_TRY(add_run(builder, row, box.k_begin, full_end, TILE_FULL));
-    ROTA_TRY(add_run(builder, row, cut_begin, box.k_end, TILE_PARTIAL));
+    ROTA_TRY(add_run(builder, row, cut_begin, box.k_end, cut));
   }
   return ROTA_OK;
 }
@@ -218,7 +227,8 @@ static rota_status subdivide(Builder *builder, TileBox box) {
   if (value == TERNARY_UNKNOWN && single) {
     value = search_tile(builder, &positions);
     if (value == TERNARY_UNKNOWN)
-      return add_run(builder, box.q_begin, box.k_begin, box.k_end, TILE_PARTIAL);
+      return add_run(builder, box.q_begin, box.k_begin, box.k_end,
+                     partial_kind(builder, &positions));
   }
   if (value == TERNARY_FALSE)
     return ROTA_OK;
@@ -283,9 +293,15 @@ static rota_status build_rows(Builder *builder) {
 
 rota_status tile_map_build(const Expression *mask, const Bindings *bindings,
                            const TileMapRequest *request, TileMap **map) {
+  return tile_map_build_bounded(mask, NULL, bindings, request, map);
+}
+
+rota_status tile_map_build_bounded(const Expression *mask, const Expression *rest,
+                                   const Bindings *bindings, const TileMapRequest *request,
+                                   TileMap **map) {
   *map = NULL;
   ROTA_TRY(check_request(request));
-  Builder builder = {.mask = mask, .bindings = bindings, .request = *request};
+  Builder builder = {.mask = mask, .rest = rest, .bindings = bindings, .request = *request};
   builder.q_tiles = tiles_covering(request->n_q, request->tile_q);
   builder.kv_tiles = tiles_covering(request->n_k, request->tile_kv);
   builder.budget = SEARCH_BUDGET;

@@ -9,7 +9,8 @@
 
 #include "generator/expression.h"
 
-typedef enum TileKind { TILE_EMPTY, TILE_PARTIAL, TILE_FULL } TileKind;
+/* BOUNDED: partial, but `rest` of tile_map_build_bounded holds throughout. */
+typedef enum TileKind { TILE_EMPTY, TILE_PARTIAL, TILE_BOUNDED, TILE_FULL } TileKind;
 
 /* kv tiles [begin, end) of one query tile; never EMPTY; ascending, disjoint, neighbours of one kind
  * merged. */
@@ -41,6 +42,10 @@ static inline int32_t tiles_covering(int32_t n, int32_t tile) {
  * full. Work grows with the mask's boundary. */
 rota_status tile_map_build(const Expression *mask, const Bindings *bindings,
                            const TileMapRequest *request, TileMap **map);
+/* The same; `rest`: some of the mask's conditions. */
+rota_status tile_map_build_bounded(const Expression *mask, const Expression *rest,
+                                   const Bindings *bindings, const TileMapRequest *request,
+                                   TileMap **map);
 void tile_map_destroy(TileMap *map);
 TileKind tile_map_kind(const TileMap *map, int32_t q_tile, int32_t kv_tile);
 bool tile_map_equal(const TileMap *a, const TileMap *b); /* same tiles, whatever b and h */

@@ -124,6 +124,7 @@ local function tiling(spec, target, c)
     name = c.name,
     tile_q = c.tile_q,
     packed = c.packed,
+    bounded = 1, -- runs say where bounds of keys suffice
     tile_kv = c.tile_kv,
     consumers = c.consumers,
     stages = STAGES,

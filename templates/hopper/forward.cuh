@@ -154,10 +154,11 @@ struct ForwardConsumer {
     return count >= 32 ? ~0u : (1u << count) - 1;
   }
   // The keys that the lane's two queries may attend among the columns from `first`: 8 n + c as
-  // above.
-  ROTA_DEVICE void find_allowed(const Position (&at)[2], int first, unsigned (&bits)[2]) const {
+  // above. `bounded`: the mask is an interval of keys in this tile.
+  ROTA_DEVICE void find_allowed(const Position (&at)[2], int first, bool bounded,
+                                unsigned (&bits)[2]) const {
     bits[0] = bits[1] = 0;
-    if constexpr (kMaskIsInterval) {
+    if (kMaskIsInterval || (kMaskIsBounded && bounded)) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int end = smaller(mask_end(at[r], arguments), at[r].n_k);
@@ -174,14 +175,14 @@ struct ForwardConsumer {
         bits[i % 2] |= (unsigned)allows(at[i % 2], first + 8 * n + i / 2) << (2 * n + i / 2);
   }
   // s = -inf where the mask forbids.
-  ROTA_DEVICE void apply_mask(float (&s)[kS], int k_begin) const {
+  ROTA_DEVICE void apply_mask(float (&s)[kS], int k_begin, bool bounded) const {
     const Position first = origin();
     Position at[2] = {first, first};
 #pragma unroll
     for (int r = 0; r < 2; r++)
       at[r].q = clamp_index<kMaskUsesTensors>(first.q + lane_query(r), first.n_q);
     unsigned bits[2];
-    find_allowed(at, lane_key(k_begin), bits);
+    find_allowed(at, lane_key(k_begin), bounded, bits);
 #pragma unroll
     for (int i = 0; i < kS; i++)
       if ((bits[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) == 0)
@@ -193,11 +194,11 @@ struct ForwardConsumer {
   }
   // S that has arrived becomes P (not yet rounded). Returns whether O must be rescaled.
   ROTA_DEVICE bool find_probabilities(float (&s)[kS], unsigned tile, float (&rescale)[2]) {
-    const int k_begin = (int)(tile & ~(kTilePartial | kTileLast)) * kTileKv;
+    const int k_begin = (int)(tile & kTileNumber) * kTileKv;
     if constexpr (kHasScore)
       apply_score(s, k_begin);
     if (tile & kTilePartial)
-      apply_mask(s, k_begin);
+      apply_mask(s, k_begin, (tile & kTileBounded) != 0);
     const bool raised = softmax.raise(s, factor(), rescale);
     softmax.probabilities(s, factor());
     return raised;

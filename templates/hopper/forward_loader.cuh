@@ -49,7 +49,8 @@ struct ForwardLoader {
                                 int slot) const {
     while (walk.valid()) {
       const int tile = walk.tile;
-      const unsigned kind = walk.partial() ? kTilePartial : 0u;
+      const unsigned kind =
+          (walk.partial() ? kTilePartial : 0u) | (walk.bounded() ? kTileBounded : 0u);
       walk.advance(arguments);
       barrier_wait_phase(shared.k_empty(ring.stage), ring.parity);
       store_shared_word(shared.tile(ring.stage),

@@ -48,7 +48,8 @@ struct ForwardShared {
 };
 
 // A tile as the K loader announces it to the consumers: number, and what kind.
-inline constexpr unsigned kTilePartial = ROTA_RUN_PARTIAL, kTileLast = 0x40000000u;
+inline constexpr unsigned kTilePartial = 0x80000000u, kTileBounded = 0x40000000u;
+inline constexpr unsigned kTileLast = 0x20000000u, kTileNumber = 0x1fffffffu;
 
 // An item as the K loader announces it.
 struct ForwardItem {

@@ -42,12 +42,15 @@ typedef struct RotaRow { // one query tile (of one head where the mask depends o
   int run_begin, run_end; // begin == end: no allowed key
 } RotaRow;
 
-// kv tiles [begin, end) of a row; bit 31 of `end_kind`: partial
+// kv tiles [begin, end) of a row; bit 31 of `end_kind`: partial; bit 30, too, where the tiling asks
+// (`bounded`): what of the mask is no interval of keys holds throughout
 typedef struct RotaRun {
   int begin;
   unsigned end_kind;
 } RotaRun;
 #define ROTA_RUN_PARTIAL 0x80000000u
+#define ROTA_RUN_BOUNDED 0x40000000u
+#define ROTA_RUN_END     0x3fffffffu
 
 typedef struct RotaChain { // one kv tile (of one kv head where the mask depends on h)
   int sequence, kv_tile;

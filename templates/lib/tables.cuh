@@ -47,13 +47,14 @@ struct RunWalk {
   }
   ROTA_DEVICE bool valid() const { return tile < end(); }
   ROTA_DEVICE bool partial() const { return (end_kind & ROTA_RUN_PARTIAL) != 0; }
+  ROTA_DEVICE bool bounded() const { return (end_kind & ROTA_RUN_BOUNDED) != 0; }
   ROTA_DEVICE void advance(const RotaArguments &arguments) {
     if (++tile == end())
       take(arguments);
   }
 
 private:
-  ROTA_DEVICE int end() const { return (int)(end_kind & ~ROTA_RUN_PARTIAL); }
+  ROTA_DEVICE int end() const { return (int)(end_kind & ROTA_RUN_END); }
   // Makes the next run the current one; without one the walk stays at its end.
   ROTA_DEVICE void take(const RotaArguments &arguments) {
     if (run < run_end) {

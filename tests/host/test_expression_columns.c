@@ -106,6 +106,51 @@ static void test_known_masks(void **state) {
   world_free(&world);
 }
 
+/* Columns of some conditions: with the rest they must be the mask. */
+static bool check_part(const char *text, const Expression *mask, uint64_t seed) {
+  Expression *first, *end, *rest;
+  if (!expression_columns_part(mask, &first, &end, &rest)) {
+    assert_null(first);
+    assert_null(end);
+    assert_null(rest);
+    return false;
+  }
+  assert_false(expression_use(first).k || expression_use(end).k);
+  Expression *columns = mask_of_columns(first, end), *both = expression_and(columns, rest);
+  uint64_t state = seed;
+  check_same(text, mask, both, &state);
+  expression_release(both);
+  expression_release(columns);
+  expression_release(first);
+  expression_release(end);
+  expression_release(rest);
+  return true;
+}
+
+static void test_parts(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    bool known;
+  } parts[] = {
+      {"k <= q and doc[q] == doc[k]", true},
+      {"doc[q] == doc[k] and (k <= q + n_k - n_q and q - k < window)", true},
+      {"k <= q and (q - k) % 3 == 0 and k > 2", true},
+      {"k <= q and k > 2", false}, /* nothing rests */
+      {"doc[q] == doc[k]", false},
+      {"k <= q or doc[q] == doc[k]", false},
+      {"k < doc[q] and k % 2 == 0", false}, /* tensors stay with their conditions */
+  };
+  world_create(&world, 3);
+  for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+    Expression *mask = parse(parts[i].text);
+    if (check_part(parts[i].text, mask, i) != parts[i].known)
+      fail_msg("%s: expected to be %s", parts[i].text, parts[i].known ? "known" : "unknown");
+    expression_release(mask);
+  }
+  world_free(&world);
+}
+
 static void test_random_masks(void **state) {
   (void)state;
   int known = 0;
@@ -125,6 +170,7 @@ static void test_random_masks(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_known_masks),
+      cmocka_unit_test(test_parts),
       cmocka_unit_test(test_random_masks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -231,6 +231,37 @@ static void test_no_mask_is_full(void **state) {
   tile_map_destroy(map);
 }
 
+/* Causal documents: on the diagonal bounds of keys suffice within a document. */
+static void test_bounded_tiles(void **state) {
+  (void)state;
+  for (int i = 0; i < DOCUMENT_TOKENS; i++)
+    documents[i] = i / 128;
+  Mask mask = {.expression = NULL}, rest = {.expression = NULL};
+  mask_parse(&mask, "k <= q and document[q] == document[k]");
+  mask_tensor(&mask, documents, DOCUMENT_TOKENS, 1);
+  mask_parse(&rest, "document[q] == document[k]");
+  TileMapRequest at = {300, 300, 64, 64, 0, 0};
+  TileMap *map;
+  assert_int_equal(
+      tile_map_build_bounded(mask.expression, rest.expression, &mask.bindings, &at, &map), ROTA_OK);
+  assert_int_equal(tile_map_kind(map, 0, 0), TILE_BOUNDED);
+  assert_int_equal(tile_map_kind(map, 1, 0), TILE_FULL);
+  assert_int_equal(tile_map_kind(map, 2, 1), TILE_EMPTY);
+  assert_int_equal(tile_map_kind(map, 4, 4), TILE_BOUNDED); /* cut by n_k, too */
+  tile_map_destroy(map);
+  for (int i = 0; i < DOCUMENT_TOKENS; i++)
+    documents[i] = i / 100;
+  expression_release_ranges(&mask.bindings);
+  mask_tensor(&mask, documents, DOCUMENT_TOKENS, 1);
+  assert_int_equal(
+      tile_map_build_bounded(mask.expression, rest.expression, &mask.bindings, &at, &map), ROTA_OK);
+  assert_int_equal(tile_map_kind(map, 0, 0), TILE_BOUNDED);
+  assert_int_equal(tile_map_kind(map, 1, 1), TILE_PARTIAL); /* a document ends within */
+  tile_map_destroy(map);
+  mask_free(&mask);
+  mask_free(&rest);
+}
+
 /* The head and the batch entry belong to the request. */
 static void test_heads_and_batch(void **state) {
   (void)state;
@@ -421,6 +452,7 @@ static void test_memory_failures(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_shipped_masks_are_exact),
+      cmocka_unit_test(test_bounded_tiles),
       cmocka_unit_test(test_no_mask_is_full),
       cmocka_unit_test(test_heads_and_batch),
       cmocka_unit_test(test_random_masks),
