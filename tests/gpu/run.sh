@@ -29,6 +29,9 @@ start head_dims 300 env OMP_NUM_THREADS=4 "$programs/test_head_dims"
 start cases 400 env OMP_NUM_THREADS=4 "$programs/test_cases_gpu"
 start numbers 400 env OMP_NUM_THREADS=8 "$programs/test_numbers"
 start compare 400 python3 "$here/tests/gpu/compare_torch.py" --quick
+if python3 -c "import pytest" 2>/dev/null; then
+  start python 400 env OMP_NUM_THREADS=2 python3 -m pytest -q -p no:cacheprovider -W ignore "$here/python/tests/test_cuda.py"
+fi
 if command -v compute-sanitizer >/dev/null; then
   (for tool in memcheck racecheck; do
     sanitize $tool >"$out/$tool.log" 2>&1
@@ -46,5 +49,6 @@ grep -h -E 'FAIL|ERROR|TOO LARGE' "$out"/*.log | head -n 20
 if [ "${3:-}" = bench ]; then
   python3 "$here/bench/attention.py" --output "$out/attention"
   python3 "$here/bench/backward.py" --output "$out/backward.csv"
+  PYTHONPATH=$here/python python3 "$here/bench/host_overhead.py" --device cuda --output "$out/host_overhead.csv"
 fi
 exit $failed
