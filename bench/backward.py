@@ -5,9 +5,9 @@ CSV as soon as it is known.
         [--schedules auto,shortest_first,...] [--output bench/results/backward.csv]
 
 bf16, 16,384 tokens (at least one sequence), hidden 2048; the whole pass, medians of CUDA-event
-times. `atomic` among the schedules is the algorithm of that name, which is not deterministic, as
-cuDNN's is not. Exit status 1 if a gradient is further from cuDNN's than rounding explains. Half a
-minute for a mask, a head dim and three lengths.
+times. `atomic` and `exact` among the schedules are the algorithms of that name; the former is not
+deterministic, as cuDNN's is not. Exit status 1 if a gradient is further from cuDNN's than rounding
+explains. Half a minute for a mask, a head dim and three lengths.
 """
 
 import argparse
@@ -51,6 +51,8 @@ def rota(q, k, v, d_o, mask, schedule, library):
     how = f'backward = "ordered", schedule = "{schedule}"'
     if schedule == "atomic":
         how = 'backward = "atomic", deterministic = false'
+    if schedule == "exact":
+        how = 'backward = "exact"'
     heads, head_dim = q.shape[2:]
     model = librota.Model(
         f"return rota.attention{{head_dim = {head_dim}, heads = {heads}, mask = {mask}, {how}}}",

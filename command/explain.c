@@ -72,12 +72,14 @@ static void model_entry(Explanation *all, const Spec *spec, TrafficAlgorithm alg
 
 /* The algorithms without kernels borrow the tiles of those that have some. */
 static rota_status model_all(const Options *options, const Model *model, Explanation *all) {
-  static const Backward algorithms[] = {BACKWARD_ORDERED, BACKWARD_TWO_PASS, BACKWARD_MATERIALISED};
-  Planned planned[3] = {{0}};
-  char refusal[3][REASON_MAX] = {"", "", ""};
-  const Plan *plans[3] = {NULL, NULL, NULL};
+  static const Backward algorithms[] = {BACKWARD_ORDERED, BACKWARD_TWO_PASS, BACKWARD_MATERIALISED,
+                                        BACKWARD_EXACT};
+  enum { COUNT = sizeof algorithms / sizeof algorithms[0] };
+  Planned planned[COUNT] = {{0}};
+  char refusal[COUNT][REASON_MAX] = {""};
+  const Plan *plans[COUNT] = {NULL};
   rota_status status = ROTA_OK;
-  for (int i = 0; i < 3; i++) {
+  for (int i = 0; i < COUNT; i++) {
     rota_status one = plan_with(options, model, algorithms[i], &planned[i]);
     if (one == ROTA_OK)
       plans[i] = planned[i].plan;
@@ -86,16 +88,16 @@ static rota_status model_all(const Options *options, const Model *model, Explana
     if (i == 1)
       status = one;
   }
-  const Plan *first = plans[0], *second = plans[1], *third = plans[2];
+  const Plan *first = plans[0], *second = plans[1], *third = plans[2], *exact = plans[3];
   const Spec *spec = &model->spec;
   const Plan *borrowed = spec->dtype == ROTA_FP32 ? NULL : first ? first : second;
   model_entry(all, spec, TRAFFIC_ORDERED, first, first != NULL, refusal[0]);
   model_entry(all, spec, TRAFFIC_TWO_PASS, second, second != NULL, refusal[1]);
-  model_entry(all, spec, TRAFFIC_EXACT, first, false,
+  model_entry(all, spec, TRAFFIC_EXACT, exact ? exact : first, exact != NULL,
               "not modelled: it would have the tiles of `ordered`, which is not served");
   model_entry(all, spec, TRAFFIC_MATERIALISED, third ? third : borrowed, third != NULL,
               "not modelled: its products need tensor cores");
-  for (int i = 0; i < 3; i++)
+  for (int i = 0; i < COUNT; i++)
     planned_free(&planned[i]);
   if (!first && !second && !third)
     return status_fail(status, "%s", refusal[1]);

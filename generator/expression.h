@@ -128,6 +128,10 @@ Expression *expression_substitute_score(const Expression *outer, const Expressio
 /* d expression / d s, simplified. SCRIPT if it has none (floor of s). */
 rota_status expression_derivative(const Expression *expression, Expression **derivative);
 
+/* The largest magnitude of a score's derivative, whatever s, where that depends on s and parameters
+ * alone and has a bound; else false. NULL, the derivative of no score: 1. Allocates nothing. */
+bool expression_slope_bound(const Expression *derivative, const Bindings *bindings, float *bound);
+
 /* For a mask that allows every query an interval of keys and that can be solved for k: the first
  * key and the one after the last, as integer expressions in 0 .. LIMIT_LENGTH (first >= end: no
  * key). Else false, and both are NULL: then, too, where memory ran out. */

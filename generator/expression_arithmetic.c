@@ -254,7 +254,14 @@ FloatRange float_range_unary(Operation operation, FloatRange a, int64_t exponent
       a = range_abs(a);
     return (FloatRange){float_integer_power(a.low, exponent), float_integer_power(a.high, exponent),
                         a.nan};
-  default: /* functions of scores: nobody classifies by them */
+  case OP_TANH:
+  case OP_SIN:
+  case OP_COS:
+  case OP_ERF:
+    return (FloatRange){-1, 1, true}; /* the sine of infinity is NaN */
+  case OP_SIGMOID:
+    return (FloatRange){0, 1, a.nan};
+  default: /* other functions of scores: nobody classifies by them */
     return float_range_all();
   }
 }
@@ -268,6 +275,13 @@ static FloatRange range_of_corners(Operation operation, FloatRange a, FloatRange
     result.high = value > result.high ? value : result.high;
   }
   return result;
+}
+
+FloatRange float_range_square(FloatRange a) {
+  FloatRange product = float_range_binary(OP_MULTIPLY, a, a);
+  if (product.low < 0)
+    product.low = 0;
+  return product;
 }
 
 FloatRange float_range_binary(Operation operation, FloatRange a, FloatRange b) {

@@ -171,6 +171,7 @@ FloatRange float_range_all(void);
 FloatRange float_range_unary(Operation operation, FloatRange a, int64_t exponent);
 FloatRange float_range_binary(Operation operation, FloatRange a, FloatRange b);
 FloatRange float_range_hull(FloatRange a, FloatRange b);
+FloatRange float_range_square(FloatRange a); /* of a * a, which is not negative */
 
 /* ---- Intervals (expression_interval.c) ---- */
 

@@ -280,6 +280,11 @@ static void interval_of_binary(const Node *nodes, const Node *node, const Bindin
     return;
   }
   interval_of_node(nodes, node->operand[1], bindings, box, &b);
+  if (node->type == VALUE_FLOAT && operation == OP_MULTIPLY &&
+      node->operand[0] == node->operand[1]) {
+    result->real = float_range_square(a.real);
+    return;
+  }
   if (node->type == VALUE_INT)
     interval_of_arithmetic(operation, &a, &b, box, result);
   else if (node->type == VALUE_FLOAT)

@@ -209,12 +209,30 @@ static rota_status verify_queues(const Schedule *schedule, Plan *plan) {
   return plan_verify_queues(plan, &plan->co_resident);
 }
 
+/* `exact` scales by a bound of every sum, the score's slope in it; the last parameter's place takes
+ * it to the kernels. */
+static rota_status check_slope(const Spec *spec, const Plan *plan) {
+  float bound;
+  if (strcmp(plan->tiling.algorithm, backward_name(BACKWARD_EXACT)) != 0)
+    return ROTA_OK;
+  if (plan->symbols.parameter_count == PARAMETERS_MAX)
+    return status_fail(ROTA_UNSUPPORTED,
+                       "backward = \"exact\" serves at most %d parameters; use \"ordered\"",
+                       PARAMETERS_MAX - 1);
+  if (expression_slope_bound(spec->score_derivative, &plan->bindings, &bound))
+    return ROTA_OK;
+  return status_fail(ROTA_UNSUPPORTED,
+                     "backward = \"exact\" needs a score whose slope by s is bounded, the same for "
+                     "all positions; use \"ordered\"");
+}
+
 /* The bindings borrow the caller's tensors until the image has its own copies. */
 static rota_status build(const Spec *spec, const Schedule *schedule,
                          const rota_plan_request *request, Plan *plan) {
   ROTA_TRY(set_heads(spec, request, plan));
   ROTA_TRY(lengths_create(&request->lengths, &plan->lengths));
   ROTA_TRY(plan_bind_values(&plan->symbols, request, &plan->bindings));
+  ROTA_TRY(check_slope(spec, plan));
   ROTA_TRY(build_tables(spec, schedule, plan));
   own_tensors(plan);
   ROTA_TRY(verify_queues(schedule, plan));

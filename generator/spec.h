@@ -13,6 +13,7 @@ enum { HEAD_DIM_MAX = 1024, GROUP_MAX = 1024, TILING_CHOICE_MAX = 24 };
   X(ORDERED, "ordered", true)                                                                      \
   X(TWO_PASS, "two_pass", true)                                                                    \
   X(MATERIALISED, "materialised", true)                                                            \
+  X(EXACT, "exact", true)                                                                          \
   X(ATOMIC, "atomic", false)
 typedef enum Backward {
 #define X(name, text, deterministic) BACKWARD_##name,

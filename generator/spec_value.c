@@ -198,7 +198,8 @@ static rota_status read_fields(const Value *model, Spec *spec) {
   const char *backward = value_string(value_field(model, "backward"), "auto");
   if (!backward_from_name(backward, &spec->backward))
     return status_fail(ROTA_UNSUPPORTED,
-                       "backward \"%s\": the algorithms are auto, ordered, two_pass and atomic",
+                       "backward \"%s\": the algorithms are auto, ordered, exact, two_pass, "
+                       "materialised and atomic",
                        backward);
   const char *schedule = value_string(value_field(model, "schedule"), "auto");
   if (strlen(schedule) >= sizeof spec->schedule)

@@ -85,7 +85,7 @@ typedef struct TilingField {
 
 typedef struct Tiling {
   char architecture[TILING_NAME_MAX];    /* file in lua/architectures: "portable" */
-  char algorithm[TILING_NAME_MAX];       /* "forward", "ordered", "two_pass", "atomic" */
+  char algorithm[TILING_NAME_MAX];       /* "forward", or the backward pass's */
   char template_path[96];                /* "templates/portable/forward.cuh" */
   int tile_q, tile_kv;                   /* also among the fields */
   TilingField fields[TILING_FIELDS_MAX]; /* sorted by name */

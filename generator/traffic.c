@@ -156,13 +156,16 @@ static void model_chains(const Sizes *s, const Tiling *tiling, bool exact, Traff
   t->shared_bytes = shape->visits * (shared_kv(s) + shared_dq(s));
   double visit = s->q * (s->token + ROW_BYTES + SUM_BYTES * s->d) + spilled(s, tiling, true, t);
   double conversion = shape->rows_q * s->d * (SUM_BYTES + s->e);
-  double zeroing = exact ? shape->rows_q * s->d * SUM_BYTES : 0;
-  t->l2_bytes = shape->visits * visit + 2 * shape->chains * s->k * s->token + conversion + zeroing +
+  /* The bounds' pass over K and V, and zeros before the sums. */
+  double before = exact ? shape->rows_k * s->token + shape->rows_q * s->d * SUM_BYTES : 0;
+  t->l2_bytes = shape->visits * visit + 2 * shape->chains * s->k * s->token + conversion + before +
                 l2_delta(s);
   double items = ceil(shape->longest_k / s->k);
   double stream = s->group * shape->longest_q * (s->token + SUM_BYTES * s->d);
   t->dram_bytes = dram_once(s) + dram_again(s, items, stream, shape->rows_q * s->token) +
                   dram_sums(s, items, stream);
+  if (exact)
+    t->dram_bytes += shape->rows_k * s->token;
 }
 
 static void model_two_pass(const Sizes *s, const Tiling *tiling, Traffic *t) {

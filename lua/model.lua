@@ -204,7 +204,7 @@ local fields = {
   sink_logit = boolean,
   -- how
   deterministic = boolean,
-  backward = one_of("auto", "ordered", "two_pass", "materialised", "atomic"),
+  backward = one_of("auto", "ordered", "exact", "two_pass", "materialised", "atomic"),
   schedule = function(_, x, result) return (schedule_of(x, result)) end,
   tiling = tiling_of,
 }

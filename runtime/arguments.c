@@ -300,6 +300,9 @@ static void fill_symbols(const rota_plan *plan, const rota_arguments *arguments,
                      ROTA_ABI_RANK == TENSOR_RANK_MAX,
                  "the generator's limits are the kernels' limits");
   memcpy(block->parameters, tables->bindings.parameters, sizeof block->parameters);
+  if (strcmp(tables->tiling.algorithm, backward_name(BACKWARD_EXACT)) == 0) /* checked: it exists */
+    expression_slope_bound(plan->kernel->spec.score_derivative, &tables->bindings,
+                           &block->parameters[ROTA_ABI_PARAMETERS - 1].as_float);
   for (int i = 0; i < tables->symbols.tensor_count; i++) {
     RotaIndexed *to = &block->tensors[i];
     const TensorBinding *binding = &tables->bindings.tensors[i];

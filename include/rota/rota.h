@@ -138,8 +138,8 @@ typedef struct rota_spec_fields {
   float scale;                 /* softmax scale; 0: 1/sqrt(head_dim) */
   bool sink_logit;             /* one learnable logit per query head in the softmax's denominator */
   bool allow_nondeterministic; /* false (default): gradients are bit-reproducible */
-  const char *backward;        /* NULL or "auto"; "ordered", "two_pass", "materialised",
-                                * "atomic" */
+  const char *backward;        /* NULL or "auto"; "ordered", "exact", "two_pass",
+                                * "materialised", "atomic" */
   const char *schedule;        /* of lua/schedules.lua: "shift", "shift:stagger=3"; NULL: auto */
   const char *forward_tiling;  /* query and kv rows of a tile, "128x64", as `rota tune` lists */
   const char *backward_tiling; /* them; NULL or "auto": the first that the architecture has */

@@ -1,4 +1,4 @@
--- Tilings of the Hopper backward kernels: templates/hopper/backward.cuh (ordered, atomic).
+-- Tilings of the Hopper backward kernels: templates/hopper/backward.cuh (ordered, exact, atomic).
 --
 -- A block is a producer warpgroup and two consumer warpgroups with 64 keys each, whose dK and dV
 -- stay in registers: (head_dim + head_dim_v) / 2 a thread, in whole boxes of 64 columns. S and dP
@@ -30,7 +30,8 @@ end
 
 return function(request, algorithm)
   local spec = request.spec
-  if algorithm ~= "ordered" and algorithm ~= "atomic" then
+  local exact = algorithm == "exact"
+  if algorithm ~= "ordered" and algorithm ~= "atomic" and not exact then
     return nil, string.format("no `%s`", algorithm)
   end
   local dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
@@ -39,28 +40,31 @@ return function(request, algorithm)
     return nil, "the copy engine needs rows of a multiple of 16 bytes"
   end
   local tile_q = math.max(dim, dim_v) <= 64 and 128 or 64
-  local atomic = algorithm == "atomic"
+  local ordered = algorithm == "ordered"
   local shared = shared_bytes(tile_q, dim, dim_v)
-  local launches = {
-    { entry = "rota_prepare", grid = "row_items", threads = 128, shared_bytes = 0 },
-    { entry = "rota_backward", grid = "workers", threads = THREADS, shared_bytes = shared,
-      overlaps = true },
-  }
-  if atomic then
-    launches[3] = { entry = "rota_finalise", grid = "row_items", threads = 128, shared_bytes = 0 }
+  local launches = {}
+  local function launch(entry, grid, threads, overlaps)
+    launches[#launches + 1] = { entry = entry, grid = grid, threads = threads,
+      shared_bytes = entry == "rota_backward" and shared or 0, overlaps = overlaps }
   end
-  if spec.sink_logit then
-    launches[#launches + 1] =
-      { entry = "rota_sink_gradient", grid = "heads", threads = 256, shared_bytes = 0 }
+  if exact then
+    launch("rota_clear_bounds", "row_items", 64)
+    launch("rota_key_bounds", "chain_items", 256, true)
   end
+  launch("rota_prepare", "row_items", 128, exact)
+  launch("rota_backward", "workers", THREADS, true)
+  if not ordered then launch("rota_finalise", "row_items", 128) end
+  if spec.sink_logit then launch("rota_sink_gradient", "heads", 256) end
   return {
     template = "templates/hopper/backward.cuh",
     tile_q = tile_q,
     tile_kv = TILE_KV,
-    atomic = atomic and 1 or 0,
+    atomic = ordered and 0 or 1,
+    exact = exact and 1 or 0,
     persistent = 1, -- a worker runs several chains and loads the next K and V early
     pad = BOX,
-    row_values = 2, -- delta and LSE of every query row
+    -- Words of every query row: delta, LSE; for `exact` its factor, and a share of the bounds.
+    row_values = exact and 3 + math.ceil((dim + dim // 2 + 1) / tile_q) or 2,
     blocks_per_sm = 1,
     producer_registers = registers[tile_q][1],
     consumer_registers = registers[tile_q][2],

@@ -193,6 +193,7 @@ return function(request, algorithm)
     return { simple(spec, request.target) }
   end
   if algorithm == "materialised" then return nil, "no `materialised`" end
+  if algorithm == "exact" then return nil, "no `exact`; use `ordered`" end
   if math.max(spec.head_dim, spec.head_dim_v) > 256 then
     if algorithm == "two_pass" then return { simple(spec, request.target) } end
     return nil, string.format("no `%s` for head dims beyond 256; use `two_pass`", algorithm)

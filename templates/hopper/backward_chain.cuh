@@ -8,6 +8,7 @@
 #ifndef ROTA_HOPPER_BACKWARD_CHAIN_CUH
 #define ROTA_HOPPER_BACKWARD_CHAIN_CUH
 
+#include "templates/hopper/backward_exact.cuh"
 #include "templates/hopper/backward_shared.cuh"
 
 #include "instructions.cuh"
@@ -405,6 +406,7 @@ struct Consumer {
     wgmma_commit();
     fence_shared_for_engines();
     sync();
+    const FixedFactors<kExact> factors(arguments, chain, shared, stage, group, warp);
     wgmma_fence();
     multiply_dq(dq, describe_along(tile_ds + (unsigned)(kDqByRows ? group * 64 * kBoxPitch : 0)),
                 describe_across(shared + (unsigned)(kSharedK + (kDqByRows ? 0 : group) * kTileKv *
@@ -422,6 +424,7 @@ struct Consumer {
     if (last)
       arrive(barriers.empty_k());
     const Visit visit = read_visit(chain.kv_head); // again: registers are short
+    factors.apply(dq, arguments, chain, visit, uniform(any_bad_keys));
     stage_dq(dq, visit, chain);
     finish_staging();
     wgmma_wait<0>();

@@ -3,6 +3,7 @@
 #ifndef ROTA_HOPPER_BACKWARD_COPIES_CUH
 #define ROTA_HOPPER_BACKWARD_COPIES_CUH
 
+#include "templates/hopper/backward_exact.cuh"
 #include "templates/hopper/backward_shared.cuh"
 
 namespace rota {
@@ -58,10 +59,12 @@ struct Loader {
     barrier_wait_phase(barriers.empty_q(stage), ring.parity);
     store_shared_word(shared + (unsigned)(kSharedVisit + 8 * stage), entry.tile);
     store_shared_word(shared + (unsigned)(kSharedVisit + 8 * stage + 4), entry.rank);
-    barrier_expect(barriers.full_q(stage), kQBytes + kRowBytes);
+    barrier_expect(barriers.full_q(stage), kQBytes + kRowBytes + kFactorBytes);
     copy_boxes<kPaddedK, kTileQ>(shared + (unsigned)(kSharedQ + stage * kQBytes), &maps.map[kMapQ],
                                  row, visit.head, chain.sequence.slot, barriers.full_q(stage));
     copy_bytes(shared + kSharedLse + rows, delta + all, kRowBytes, barriers.full_q(stage));
+    if constexpr (kExact)
+      copy_factors(shared, arguments, chain, visit, stage, barriers.full_q(stage));
     barrier_wait_phase(barriers.empty_do(stage), ring.parity);
     barrier_expect(barriers.full_do(stage), kDoBytes + kRowBytes);
     copy_boxes<kPaddedV, kTileQ>(shared + (unsigned)(kSharedDo + stage * kDoBytes),
@@ -189,6 +192,8 @@ struct Writer {
     if (lane_index() == 0) {
       if (kOrdered && rank == 0)
         store_bytes(sum_of(tile), shared, kDqFloats * 4);
+      else if (kExact)
+        add_integers(sum_of(tile), shared, kDqFloats * 4);
       else
         add_floats(sum_of(tile), shared, kDqFloats * 4);
       bulk_commit();

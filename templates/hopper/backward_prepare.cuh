@@ -5,6 +5,7 @@
 #ifndef ROTA_HOPPER_BACKWARD_PREPARE_CUH
 #define ROTA_HOPPER_BACKWARD_PREPARE_CUH
 
+#include "templates/hopper/backward_exact.cuh"
 #include "templates/hopper/backward_shared.cuh"
 #include "templates/portable/backward_delta.cuh"
 
@@ -72,6 +73,8 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
       arguments.delta[tile * kTileQ + r] = sum;
     }
   }
+  if constexpr (kExact)
+    store_factors<kRowLanes>(arguments, sequence, row.q_tile, head, d_o);
 }
 
 } // namespace rota

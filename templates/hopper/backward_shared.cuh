@@ -51,7 +51,8 @@ constexpr int kKBytes = kTileKv * kPaddedK * 2, kVBytes = kTileKv * kPaddedV * 2
 constexpr int kQBytes = kTileQ * kPaddedK * 2, kDoBytes = kTileQ * kPaddedV * 2;
 constexpr int kDsBytes = kTileQ * kTileKv * 2;
 constexpr int kStagingBytes = larger(kDqFloats * 4, larger(kKBytes, kVBytes));
-constexpr int kRowBytes = kTileQ * 4; // LSE or delta of a tile
+constexpr int kRowBytes = kTileQ * 4;                 // LSE or delta of a tile
+constexpr int kFactorBytes = kExact ? kTileQ * 2 : 0; // see backward_exact.cuh
 
 // A staged dQ partial lies in the order of its fragments: float [group][warp][fragment][lane][4],
 // group and warp those of the consumers. What one warp holds, 16 rows, is a block. In a finished
@@ -75,7 +76,8 @@ constexpr int kSharedDs = kSharedDo + kStagesQ * kDoBytes; // two
 constexpr int kSharedStaging = kSharedDs + 2 * kDsBytes;   // two
 constexpr int kSharedLse = kSharedStaging + 2 * kStagingBytes;
 constexpr int kSharedDelta = kSharedLse + kStagesQ * kRowBytes;
-constexpr int kSharedChain = kSharedDelta + kStagesQ * kRowBytes; // ChainWords
+constexpr int kSharedFactor = kSharedDelta + kStagesQ * kRowBytes;
+constexpr int kSharedChain = kSharedFactor + kStagesQ * kFactorBytes; // ChainWords
 constexpr int kChainSlots = 4, kChainBytes = 80;
 constexpr int kSharedVisit = kSharedChain + kChainSlots * kChainBytes; // RotaVisit by stage
 constexpr int kSharedBadKeys = kSharedVisit + 8 * kStagesQ;            // a bit per key

@@ -23,6 +23,7 @@ CASES = [
     ("mask = causal", BF16, 1, 140, 140, 1, 1, 256, 256, 0),
     ("mask = causal", BF16, 1, 140, 140, 1, 1, 512, 512, 0),
     ('backward = "atomic", deterministic = false', BF16, 1, 100, 200, 2, 2, 80, 80, 0),
+    ('mask = causal, backward = "exact"', BF16, 2, 200, 131, 4, 2, 128, 64, 0),
 ]
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 

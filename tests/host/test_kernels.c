@@ -30,7 +30,8 @@ static const struct {
 };
 
 static bool is_ordered(const Tiling *tiling) {
-  return strcmp(tiling->algorithm, "ordered") == 0 || strcmp(tiling->algorithm, "atomic") == 0;
+  return strcmp(tiling->algorithm, "ordered") == 0 || strcmp(tiling->algorithm, "atomic") == 0 ||
+         strcmp(tiling->algorithm, "exact") == 0;
 }
 
 static int budget_of(const Spec *spec, const Tiling *tiling) {

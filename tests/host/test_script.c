@@ -208,7 +208,8 @@ static void test_plain_fields(void **state) {
       {{.head_dim = 64, .score = "causal"}, ROTA_SCRIPT, "a score is expected, not a mask"},
       {{.head_dim = 64, .backward = "fast"},
        ROTA_SCRIPT,
-       "backward: unknown name 'fast'; known: auto, ordered, two_pass, materialised, atomic"},
+       "backward: unknown name 'fast'; known: auto, ordered, exact, two_pass, "
+       "materialised, atomic"},
       {{.head_dim = 64, .dtype = ROTA_INT32},
        ROTA_UNSUPPORTED,
        "dtype int32: kernels serve bf16, fp16 and fp32"},

@@ -58,15 +58,18 @@ static bool check_algorithm(const char *name, const TrialShape *shape, TrialRefe
 }
 
 void case_check(const char *name, const TrialShape *shape) {
-  static const char *const algorithms[] = {"ordered", "two_pass", "atomic", "materialised"};
+  static const char *const algorithms[] = {"ordered", "two_pass", "atomic", "materialised",
+                                           "exact"};
   TrialReferences references;
   bool made = false;
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 5; i++) {
     TrialShape with = *shape;
     if (shape->backward && strcmp(shape->backward, algorithms[i]) != 0)
       continue;
     /* Where it would be chosen; and it is compiled for GPUs alone. */
     if (i == 3 && !shape->backward && (!case_device.gpu || shape->head_dim <= 128))
+      continue;
+    if (i == 4 && !shape->backward && !case_device.gpu) /* for GPUs alone, too */
       continue;
     /* On the CPU `atomic` goes by the ranks, as `ordered` does: test_cpu_device has it. */
     if (!case_device.gpu && !shape->backward && i == 2)

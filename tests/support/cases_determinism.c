@@ -30,8 +30,9 @@ static void test_a1_same_bits(void **state) {
   (void)state;
   Load load = load_start(case_device.context, case_device.gpu);
   int length = case_size(1024, 200);
-  for (int i = 0; i < 2; i++) {
-    const char *backward = i ? "two_pass" : "ordered";
+  static const char *const algorithms[] = {"ordered", "two_pass", "exact"};
+  for (int i = 0; i < case_size(3, 2); i++) {
+    const char *backward = algorithms[i];
     TrialShape small = {.dtype = ROTA_FP16,
                         .head_dim = 64,
                         .heads = case_size(12, 2),

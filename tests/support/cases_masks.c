@@ -79,11 +79,11 @@ static Digest padded_bits(const TrialShape *shape, double value) {
 
 static void test_b1_padding_hides_anything(void **state) {
   (void)state;
-  static const char *const algorithms[] = {"ordered", "two_pass", "materialised"};
+  static const char *const algorithms[] = {"ordered", "two_pass", "exact", "materialised"};
   rota_named_tensor tensor = {"valid", ROTA_INT32, 1, {3}, {1}, valid};
-  for (int i = 0; i < case_size(3, 2); i++) {
+  for (int i = 0; i < case_size(4, 2); i++) {
     TrialShape shape = {.dtype = ROTA_BF16,
-                        .head_dim = i < 2 ? 64 : 512,
+                        .head_dim = i < 3 ? 64 : 512,
                         .heads = 2,
                         .batch = 3,
                         .n_q = 90,
