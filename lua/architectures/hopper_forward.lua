@@ -21,7 +21,7 @@ local BESIDE, BESIDE_BY_ELEMENT, BESIDE_PACKED = 32, 48, 8
 -- Fitted: docs/configurations.md.
 local TILE, ITEM = 160, 500
 -- Cycles for a row of a box whose bytes are no multiple of 32 apart from the next row's: measured.
-local LOAD = 4
+local LOAD = 4.5
 -- Registers of a thread at the launch, which the compiler goes by for a single instruction: one of
 -- P V holds O and so many beside it.
 local LAUNCHED, INSTRUCTION = { [2] = 168, [3] = 128 }, 30
@@ -48,10 +48,10 @@ end
 
 -- Whether the consumers issue products strictly in turn. Measured: at head dims 64 and 96 7 and
 -- 10 % faster, at 192 and 256 up to 3 %; at 128, where a tile's products take twice as long as
--- its softmax, 1 % slower on long sequences.
-local function takes_turns(spec)
+-- its softmax, with three consumers 2 to 4 % faster, with two 1 % slower on long sequences.
+local function takes_turns(spec, consumers)
   local dim = math.max(spec.head_dim, spec.head_dim_v)
-  return dim <= 96 or dim > 128
+  return dim <= 96 or dim > 128 or consumers > 2
 end
 
 -- Query heads of a group that share a tile, whose rows are then (query, head) pairs: K and V come
@@ -106,7 +106,7 @@ local function kernel(spec, target)
       return {
         products = scores * (16 * depth + spec.head_dim_v) / 2048,
         shared = (read + written) / 128,
-        loads = odd and LOAD * c.tile_kv * columns // BOX or 0,
+        loads = odd and LOAD * c.tile_kv * columns / BOX or 0,
         arithmetic = scores / 16, -- exponentials
         groups = c.consumers,
         tile = TILE,
@@ -129,7 +129,7 @@ local function tiling(spec, target, c)
     consumers = c.consumers,
     stages = STAGES,
     query_stages = c.query_stages,
-    turns = takes_turns(spec) and 1 or 0,
+    turns = takes_turns(spec, c.consumers) and 1 or 0,
     consumer_registers = c.registers.consumer,
     loader_registers = c.registers.loader,
     workers = target.multiprocessors,
