@@ -1,5 +1,5 @@
-"""Times the forward pass under its best few tilings, in one process, taking turns, and says how far
-the ranking of lua/configurations.lua is off; a line of CSV as soon as it is known.
+"""Times the forward pass under its best few tilings, in one process, taking turns, and says how
+far the ranking of lua/configurations.lua is off; a line of CSV as soon as it is known.
 
     python3 -u bench/tilings.py [--masks causal,full] [--dims 64,96,128,192,256,192/128]
         [--seqlens 512,1024,4096,16384] [--rota build/rota] [--output bench/results/tilings.csv]
@@ -93,8 +93,9 @@ def run_case(options, models, dims, mask, seqlen):
     lines = []
     for tiling in sorted(times, key=times.get):
         line = ["/".join(map(str, dict.fromkeys(dims))), mask, seqlen, tiling, ranks[tiling]]
-        line += [int(tiling == chosen.tiles()), f"{flops / times[tiling] / 1e9:.0f}", f"{times[tiling]:.4f}"]
-        lines.append([*line, f"{times[tiling] / fastest:.3f}"])
+        ms = times[tiling]
+        line += [int(tiling == chosen.tiles()), f"{flops / ms / 1e9:.0f}", f"{ms:.4f}"]
+        lines.append([*line, f"{ms / fastest:.3f}"])
     return lines, worst
 
 
