@@ -76,8 +76,10 @@ static json_t *tiling_to_json(const Tiling *tiling) {
   json_t *wgmma = json_array();
   for (int i = 0; i < tiling->wgmma_count && wgmma; i++)
     append(&wgmma, json_integer(tiling->wgmma[i]));
-  for (int i = 0; i < tiling->map_count && maps; i++)
-    append(&maps, json_pack("[i, i]", (int)tiling->maps[i].tensor, tiling->maps[i].rows));
+  for (int i = 0; i < tiling->map_count && maps; i++) {
+    const TilingMap *map = &tiling->maps[i];
+    append(&maps, json_pack("[i, i, i]", (int)map->tensor, map->rows, map->heads));
+  }
   for (int i = 0; i < tiling->field_count && fields; i++)
     append(&fields, json_pack("[s, i]", tiling->fields[i].name, tiling->fields[i].value));
   for (int i = 0; i < tiling->launch_count && launches; i++) {
@@ -235,8 +237,8 @@ static rota_status maps_from_json(json_t *maps, Tiling *tiling) {
   json_array_foreach(maps, index, element) {
     TilingMap *map = &tiling->maps[tiling->map_count++];
     int tensor;
-    if (json_unpack(element, "[i, i]", &tensor, &map->rows) != 0 || tensor < 0 ||
-        tensor >= MAPPED_COUNT || map->rows < 1)
+    if (json_unpack(element, "[i, i, i]", &tensor, &map->rows, &map->heads) != 0 || tensor < 0 ||
+        tensor >= MAPPED_COUNT || map->rows < 1 || map->heads < 0)
       return damaged("tiling", "a tensor map");
     map->tensor = (Mapped)tensor;
   }

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "generator/text.h"
+#include "runtime/export_meta.h"
 #include "tests/support/calls.h"
 
 /* Parameters of equal names, constants, tensors, a float that decimals do not hold: what a file
@@ -103,6 +104,24 @@ static void test_round_trip(void **state) {
   unlink(path);
 }
 
+/* What only kernels for a GPU have: told by one for the CPU, with whose program it does not go. */
+static void test_tensor_maps_are_told(void **state) {
+  (void)state;
+  char script[512], *meta;
+  snprintf(script, sizeof script, "return rota.attention{%s}", models[0]);
+  rota_context *context = calls_context();
+  rota_kernel *kernel =
+      calls_kernel(context, script, ROTA_FORWARD, ROTA_DEVICE_CPU, ROTA_LAYOUT_ANY);
+  kernel->tiling.map_count = 2;
+  kernel->tiling.maps[0] = (TilingMap){MAPPED_q, 16, 8};
+  kernel->tiling.maps[1] = (TilingMap){MAPPED_k, 128, 0};
+  must(export_meta_write(kernel, &meta));
+  assert_non_null(strstr(meta, "\"tensor_maps\":[[0,16,8],[1,128,0]]"));
+  free(meta);
+  rota_kernel_destroy(kernel);
+  rota_context_destroy(context);
+}
+
 static void write_bytes(const char *path, const char *data, size_t length) {
   FILE *file = fopen(path, "wb");
   assert_non_null(file);
@@ -154,6 +173,7 @@ static void test_damage(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_round_trip),
+      cmocka_unit_test(test_tensor_maps_are_told),
       cmocka_unit_test(test_damage),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
