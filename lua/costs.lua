@@ -29,7 +29,7 @@ costs.h200 = {
   date = "2026-11-29",
   kernels = {
     hopper = {
-      visit = 2.3, partial = 2.4, element = 0.33, masked = 3.9, start = 4.5, staging = 1,
+      visit = 2.3, partial = 2.4, element = 0.33, masked = 3.5, start = 4.5, staging = 1,
       reduce = 0.55, handoff = 1.6, l2 = 29.5, miss = 0.026,
     },
     portable = {
