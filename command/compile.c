@@ -4,6 +4,7 @@
 
 #include "command/commands.h"
 #include "command/model.h"
+#include "command/tuning.h"
 #include "runtime/compile.h"
 
 typedef struct CompileState {
@@ -66,6 +67,8 @@ static rota_status compile_model(const Options *options, Model *model, CompileSt
   log_init(&log, -1);
   CompilerOptions compiler_options = {.log = &log};
   ROTA_TRY(model_open(options, model));
+  if (options->tuning)
+    ROTA_TRY(tuning_adopt(options, model));
   ROTA_TRY(compiler_create(&compiler_options, &state->compiler));
   rota_status status = model_each_direction(options, model, compile_direction, state);
   compiler_destroy(state->compiler);
@@ -76,8 +79,12 @@ static rota_status compile_model(const Options *options, Model *model, CompileSt
 
 int command_compile(int count, char **arguments) {
   Options options;
-  options_parse(count, arguments, OPTIONS_MODEL | OPTIONS_TARGET | OPTIONS_JSON, "MODEL.lua",
-                "Compiles the model's kernels with NVRTC, or finds them in the cache.", &options);
+  options_parse(count, arguments,
+                OPTIONS_MODEL | OPTIONS_TARGET | OPTIONS_SHAPE | OPTIONS_TUNING | OPTIONS_JSON,
+                "MODEL.lua",
+                "Compiles the model's kernels with NVRTC, or finds them in the cache. The shape "
+                "counts with --tuning alone.",
+                &options);
   Model model = {0};
   CompileState state = {NULL, json_array()};
   rota_status status = compile_model(&options, &model, &state);

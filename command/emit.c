@@ -6,6 +6,7 @@
 
 #include "command/commands.h"
 #include "command/model.h"
+#include "command/tuning.h"
 
 static rota_status emit_source(const Options *options, Model *model, char **source) {
   Target target;
@@ -34,15 +35,19 @@ static rota_status write_source(const char *path, const char *source) {
 
 int command_emit(int count, char **arguments) {
   Options options;
-  options_parse(count, arguments, OPTIONS_MODEL | OPTIONS_TARGET | OPTIONS_OUTPUT, "MODEL.lua",
+  options_parse(count, arguments,
+                OPTIONS_MODEL | OPTIONS_TARGET | OPTIONS_SHAPE | OPTIONS_TUNING | OPTIONS_OUTPUT,
+                "MODEL.lua",
                 "Prints the CUDA source that the model compiles to, as one self-contained file "
-                "(forward unless --direction backward).",
+                "(forward unless --direction backward). The shape counts with --tuning alone.",
                 &options);
   if (options.both_directions)
     options.direction = ROTA_FORWARD;
   Model model;
   char *source = NULL;
   rota_status status = model_open(&options, &model);
+  if (status == ROTA_OK && options.tuning)
+    status = tuning_adopt(&options, &model);
   if (status == ROTA_OK)
     status = emit_source(&options, &model, &source);
   if (status == ROTA_OK)

@@ -125,12 +125,12 @@ static size_t find_entry(const json_t *entries, const TuningKey *key) {
   return i;
 }
 
-/* A name of an entry; `otherwise` if it is absent. False if it is none, or too long. */
+/* A name of an entry; `otherwise` if it is absent. False if it is none, empty or too long. */
 static bool read_name(const json_t *entry, const char *field, const char *otherwise, char *to,
                       size_t size) {
   const json_t *value = json_object_get(entry, field);
   const char *text = value ? json_string_value(value) : otherwise;
-  if (!text || strlen(text) >= size)
+  if (!text || !text[0] || strlen(text) >= size)
     return false;
   snprintf(to, size, "%s", text);
   return true;
@@ -139,7 +139,8 @@ static bool read_name(const json_t *entry, const char *field, const char *otherw
 static rota_status read_forward(const char *path, const json_t *pass, TuningChoice *choice) {
   choice->found[ROTA_FORWARD] = true;
   choice->measured[ROTA_FORWARD] = json_is_true(json_object_get(pass, "measured"));
-  if (read_name(pass, "tiling", "auto", choice->tiling[ROTA_FORWARD], TILING_CHOICE_MAX))
+  if (json_is_object(pass) &&
+      read_name(pass, "tiling", "auto", choice->tiling[ROTA_FORWARD], TILING_CHOICE_MAX))
     return ROTA_OK;
   return damaged(path, "an entry's forward tiling is not a name");
 }
@@ -247,8 +248,8 @@ static const char *source(bool measured) {
   return measured ? "measurement" : "the model";
 }
 
-/* Puts the choice into a spec. */
-static void adopt(const TuningChoice *choice, Spec *spec) {
+/* Puts the choice into a spec; refused where it breaks what the spec asks for. */
+static rota_status adopt(const TuningChoice *choice, Spec *spec) {
   for (int direction = 0; direction < 2; direction++)
     if (choice->found[direction])
       memcpy(spec->tiling[direction], choice->tiling[direction], TILING_CHOICE_MAX);
@@ -256,12 +257,13 @@ static void adopt(const TuningChoice *choice, Spec *spec) {
     fprintf(stderr, "tuning: forward tiling %s, by %s\n", choice->tiling[ROTA_FORWARD],
             source(choice->measured[ROTA_FORWARD]));
   if (!choice->found[ROTA_BACKWARD])
-    return;
+    return ROTA_OK;
   fprintf(stderr, "tuning: backward %s, schedule %s, tiling %s, by %s\n",
           backward_name(choice->backward), choice->schedule, choice->tiling[ROTA_BACKWARD],
           source(choice->measured[ROTA_BACKWARD]));
   spec->backward = choice->backward;
   memcpy(spec->schedule, choice->schedule, sizeof choice->schedule);
+  return spec_finish(spec);
 }
 
 rota_status tuning_adopt(const Options *options, Model *model) {
@@ -271,7 +273,7 @@ rota_status tuning_adopt(const Options *options, Model *model) {
   if (status == ROTA_OK)
     status = tuning_find(options->tuning, &key, &choice);
   if (status == ROTA_OK && (choice.found[ROTA_FORWARD] || choice.found[ROTA_BACKWARD]))
-    adopt(&choice, &model->spec);
+    status = adopt(&choice, &model->spec);
   else if (status == ROTA_OK)
     fprintf(stderr, "tuning: %s has no entry for shape %s on %s; the model's own choice stands\n",
             options->tuning, key.shape, key.device);

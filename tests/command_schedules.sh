@@ -103,6 +103,12 @@ check "... and says so" err_has "no entry for shape 2048x2048x2 on cpu"
 echo '{"format": "something else"}' >wrong.json
 check "a file that is none is refused" status 1 "$rota" run -e "$model" --seqlen 200 --device cpu --tuning wrong.json
 check "... with its name" err_has "wrong.json: not a tuning file"
+sed 's/"backward": "ordered"/"backward": "atomic"/g' edited.json >atomic.json
+check "a file does not make a deterministic model another" status 1 "$rota" run -e "$model" --seqlen 200 --device cpu --backward --tuning atomic.json
+check "... and says how it is said" err_has 'backward = "atomic" adds in arrival order'
+sed 's/"forward": {/"forward": 5, "before": {/' edited.json >number.json
+check "a pass that is none is refused" status 1 "$rota" run -e "$model" --seqlen 200 --device cpu --tuning number.json
+check "... with what is wrong" err_has "number.json: .*forward tiling is not a name"
 check "tune does not overwrite what is no tuning file" status 1 "$rota" tune -e "$model" --seqlen 64 --device cpu --output wrong.json
 check "one pass alone" status 0 "$rota" tune -e "$model" --seqlen 200 --device cpu --direction forward --output tuning.json
 check "... keeps the other" python3 -c "
@@ -112,6 +118,9 @@ assert entry['forward']['measured'] and entry['backward'] and len(entry['candida
 check "... and needs none" status 0 "$rota" tune -e "$model" --seqlen 200 --arch sm_90 --direction forward --output forward.json
 check "... so that adopting it" status 0 "$rota" plan -e "$model" --seqlen 200 --arch sm_90 --tuning forward.json
 check "... leaves the backward pass alone" sh -c "grep -q 'forward tiling' '$scratch/err' && ! grep -q backward '$scratch/err'"
+sed '0,/"tiling": "[0-9x]*"/s//"tiling": "128x112"/' forward.json >named.json
+check "emit adopts a file" status 0 "$rota" emit -e "$model" --seqlen 200 --arch sm_90 --tuning named.json
+check "... and its tiling" out_has "kTileKv = 112"
 check "a tiling by name" status 0 "$rota" plan -e 'return rota.attention{head_dim = 64, tiling = {forward = "128x64"}}' --arch sm_90 --json
 check "... is planned with" python "assert plans[0]['tile_q'] == 128 and plans[0]['tile_kv'] == 64, plans"
 check "by the model, for an architecture" status 0 "$rota" tune -e "$model" --seqlen 4096 --arch sm_90 --output model.json
