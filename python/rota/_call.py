@@ -280,8 +280,9 @@ current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
 # Stream ids of torch's own streams, which live as long as the process, are small; one that the
-# caller made goes by its address.
+# caller made goes by its address, of which CUDA gives two out to all: 1, and 2, each thread's own.
 _OWN_STREAMS = 1 << 20
+_SHARED_ADDRESSES = (1, 2)
 is_capturing = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
 )
@@ -293,7 +294,7 @@ def note_use(plan: Plan, device: torch.device, stream: int) -> None:
         plan.pinned = True
     elif stream not in plan.streams:
         current = torch.cuda.current_stream(device)
-        if current.stream_id < _OWN_STREAMS:
+        if current.stream_id < _OWN_STREAMS and stream not in _SHARED_ADDRESSES:
             plan.streams[stream] = current
         else:
             plan.events[stream] = current.record_event(plan.events.get(stream))

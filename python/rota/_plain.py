@@ -80,7 +80,9 @@ class _Block:
 
 
 # Workspaces up to this size are kept, one per stream and thread that launches at once: what a
-# stream runs, it runs in order. Larger ones are allocated, which takes less than their kernels do.
+# stream runs, it runs in order. Only for torch's own streams (Plan.streams): another's address may
+# come to name a new stream while the old one still runs. Larger ones are allocated, which takes
+# less than their kernels do.
 _SPACE_KEPT = 1 << 20
 _STREAMS_KEPT = 16
 _spaces: dict[tuple[int, int], list[Tensor]] = {}
@@ -148,7 +150,7 @@ class _Recipe:
             capturing = is_capturing()
             if size == 0:
                 plan.run(block.address, 0, 0, stream)
-            elif size > _SPACE_KEPT or capturing:
+            elif size > _SPACE_KEPT or capturing or stream not in plan.streams:
                 memory = torch.empty_like(self.space)
                 plan.run(block.address, memory.data_ptr(), size, stream)
             else:

@@ -8,7 +8,7 @@ import rota
 import torch
 import torch.nn.functional as F
 from conftest import close, doubles, random_inputs, reference, same_bits
-from rota import _plans
+from rota import _plain, _plans
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -407,6 +407,24 @@ def test_threads_on_one_stream_share_no_workspace():
     for found, right in zip(results, wanted):
         assert len(found) == 20
         assert all(same_bits(a, b) for run in found for a, b in zip(run, right))
+
+
+def test_workspaces_are_kept_for_streams_of_torch_alone():
+    """Another's address may come to name a new stream while the old one still runs."""
+    own = torch.cuda.Stream()
+    foreign = torch.cuda.ExternalStream(own.cuda_stream)
+    qkv = on_gpu(1, 301, 303, 4, 4, 64)
+    d_o = torch.randn_like(qkv[0])
+    wanted = gradients(rota.attention(*qkv, mask="causal"), qkv, d_o)
+    _plain._spaces.clear()
+    for stream, kept in ((foreign, False), (own, True)):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                found = gradients(rota.attention(*qkv, mask="causal"), qkv, d_o)
+        stream.synchronize()
+        assert all(same_bits(a, b) for a, b in zip(found, wanted))
+        assert ((own.device_index, own.cuda_stream) in _plain._spaces) == kept
 
 
 def test_activation_checkpointing():
