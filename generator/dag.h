@@ -3,8 +3,9 @@
  * As in the DASH paper (arXiv 2601.21824): a visit is a compute edge followed by a reduction edge;
  * the visits of a chain follow one another on one worker; the reductions of a query tile follow one
  * another in the order of their ranks. Besides: hand-offs between workers take time, tiles that
- * evaluate the mask cost more, a chain costs something to start, workers are few, and finished
- * partials may wait in staging buffers while the worker computes on (see costs.h). */
+ * evaluate the mask cost more, a chain costs something to start, workers are few, finished partials
+ * may wait in staging buffers while the worker computes on, and what has left the L2 has to be
+ * brought back (see costs.h). */
 #ifndef ROTA_GENERATOR_DAG_H
 #define ROTA_GENERATOR_DAG_H
 
@@ -66,8 +67,7 @@ typedef struct DagTrace {
 } DagTrace;
 
 /* `trace` may be NULL; its content is the caller's (dag_trace_free), also on failure. SCHEDULE if
- * the ranks and queues contain a cycle, or, with more queues than workers, if a queue waits for a
- * later one. Ranks must be complete. */
+ * workers wait for ever: ranks and queues contain a cycle. Ranks must be complete. */
 rota_status dag_simulate(const DagProblem *problem, const Costs *costs, DagFigures *figures,
                          DagTrace *trace);
 void dag_trace_free(DagTrace *trace);

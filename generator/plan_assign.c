@@ -93,7 +93,7 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
       memory_allocate(pairs + 1, sizeof(int64_t)), memory_allocate(count + 1, sizeof(RotaItem))};
   bool done = merge.heap && merge.next && merge.end && merge.copy;
   if (done) {
-    RotaItem *last = items; /* items that stay move up behind `copy`, which has them all */
+    RotaItem *last = items; /* where the next one goes; `copy` has all of them */
     memcpy(merge.copy, items, count * sizeof(RotaItem));
     for (int64_t i = 0, end; i < request->item_count; i = end) {
       end = pair_end(request, merge.copy, i);
