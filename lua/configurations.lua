@@ -43,16 +43,29 @@ local function tile_cycles(cost)
   return longer + math.min(1, UNCOVERED / cost.groups) * shorter + cost.tile
 end
 
--- Query tiles of a sequence, and their tiles, with a full mask or a causal one.
-local function count(c, n_q, n_k, causal)
-  local rows = c.rows or c.tile_q
-  local items, tiles = (n_q + rows - 1) // rows, 0
-  for item = 1, items do
-    local keys = n_k
-    if causal then keys = math.max(0, math.min(item * rows + n_k - n_q, n_k)) end
-    tiles = tiles + (keys + c.tile_kv - 1) // c.tile_kv
+-- Sum of floor((a * i + b) / m) over i = 0 .. n - 1, all of them not negative: as Euclid's algorithm
+-- goes, so that lengths cost nothing.
+local function floor_sum(n, m, a, b)
+  local sum = 0
+  while n > 0 do
+    sum = sum + n * (n - 1) // 2 * (a // m) + n * (b // m)
+    a, b = a % m, b % m
+    local top = a * n + b
+    n, m, a, b = top // m, a, m, top % m
   end
-  return items, tiles
+  return sum
+end
+
+-- Query tiles of a sequence, and their tiles, with a full mask or a causal one. Under that one the
+-- last query tile has all keys, each before it `rows` fewer, and the first perhaps none.
+local function count(c, n_q, n_k, causal)
+  local rows, tile = c.rows or c.tile_q, c.tile_kv
+  local items, all = (n_q + rows - 1) // rows, (n_k + tile - 1) // tile
+  if not causal or items == 0 then return items, items * all end
+  local shift = n_k - n_q -- keys of query tile i, from 1: i * rows + shift
+  local first = math.max(1, -shift // rows + 1)
+  local between = math.max(0, items - first)
+  return items, all + floor_sum(between, tile, rows, math.max(0, first * rows + shift + tile - 1))
 end
 
 -- Scores that a causal mask asks for.

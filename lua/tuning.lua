@@ -57,24 +57,27 @@ end
 -- prepared.
 function tuning.candidates(request)
   local list, spec = {}, request.spec
-  local function add(direction, backward, schedule)
+  local function add(direction, backward, schedule_names)
     local most = direction == "forward" and FORWARD or BACKWARD
-    for _, tiling in ipairs(tilings(request, direction, backward, most)) do
-      list[#list + 1] = {
-        direction = direction, backward = backward, schedule = schedule, tiling = tiling.name,
-        rank = tiling.rank,
-      }
+    local found = tilings(request, direction, backward, most)
+    for _, schedule in ipairs(schedule_names) do
+      for _, tiling in ipairs(found) do
+        list[#list + 1] = {
+          direction = direction, backward = backward, schedule = schedule, tiling = tiling.name,
+          rank = tiling.rank,
+        }
+      end
     end
   end
-  add("forward", spec.backward, "auto")
-  for _, schedule in ipairs(worth_a_try(spec)) do add("backward", "ordered", schedule) end
-  add("backward", "two_pass", "ascending")
+  add("forward", spec.backward, { "auto" })
+  add("backward", "ordered", worth_a_try(spec))
+  add("backward", "two_pass", { "ascending" })
   -- It moves P and dS through memory, of which the DAG model knows nothing: not where `ordered`
   -- keeps everything on the chip.
   if math.max(spec.head_dim, spec.head_dim_v) > 128 then
-    add("backward", "materialised", "ascending")
+    add("backward", "materialised", { "ascending" })
   end
-  if not spec.deterministic then add("backward", "atomic", "ascending") end
+  if not spec.deterministic then add("backward", "atomic", { "ascending" }) end
   return list
 end
 

@@ -125,6 +125,12 @@ check "a tiling by name" status 0 "$rota" plan -e 'return rota.attention{head_di
 check "... is planned with" python "assert plans[0]['tile_q'] == 128 and plans[0]['tile_kv'] == 64, plans"
 check "by the model, for an architecture" status 0 "$rota" tune -e "$model" --seqlen 4096 --arch sm_90 --output model.json
 check "... which is said" out_has "by the model alone"
+check "... whose times know no tiles, so that the ranking's first stand" python3 -c "
+import json
+entry = json.load(open('model.json'))['entries'][0]
+assert {c['tiling_rank'] for c in entry['candidates']} == {1} and len(entry['forward']['candidates']) > 2, entry"
+check "a length beyond the limit" status 1 "$rota" tune -e "$model" --seqlen 67108865 --arch sm_90 --output long.json
+check "... is refused for what it is" err_has "the limit is 2^26"
 check "plan adopts that" status 0 "$rota" plan -e "$model" --seqlen 4096 --arch sm_90 --tuning model.json
 check "... too" err_has "by the model"
 

@@ -245,6 +245,7 @@ static void test_candidates(void **state) {
   check_candidates("return rota.attention{head_dim = 128}", 0, 0);
   check_candidates("return rota.attention{head_dim = 128, deterministic = false}", 4096, 1);
   check_candidates("return rota.attention{head_dim = 64, mask = causal}", 512, 0);
+  check_candidates("return rota.attention{head_dim = 64, mask = causal}", 1 << 26, 0);
 }
 
 int main(void) {

@@ -62,6 +62,9 @@ static void test_slopes(void **state) {
                {"exp(s)", 0},
                {"s * slope[h]", 0},
                {"s * (k - q)", 0},
+               {"s * n_q", 0},
+               {"s * n_k", 0},
+               {"s * b", 0},
                {"s ^ 3", 0}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     bool bounded = slope_of(cases[i].text, &bound);
@@ -86,6 +89,30 @@ static void test_refusals(void **state) {
     assert_int_equal(status, i < 3 ? ROTA_OK : ROTA_UNSUPPORTED);
     if (status != ROTA_OK)
       assert_non_null(strstr(status_message(), "use \"ordered\""));
+    plan_destroy(plan);
+    plan_case_free(&at);
+  }
+}
+
+/* The bound reaches the kernels in the last parameter's place, which must be free. */
+static void test_parameters(void **state) {
+  (void)state;
+  for (int count = PARAMETERS_MAX - 1; count <= PARAMETERS_MAX; count++) {
+    PlanCase at;
+    plan_case_create(&at, "exact", "k <= q", "s * f", 2, 1);
+    at.request.lengths = (rota_lengths){.batch = 1, .n_q = 200, .n_k = 200};
+    assert_int_equal(expression_derivative(at.spec.score, &at.spec.score_derivative), ROTA_OK);
+    Symbols *all = &at.spec.symbols;
+    for (; all->parameter_count < count; all->parameter_count++) {
+      Parameter *more = &all->parameters[all->parameter_count];
+      *more = (Parameter){.type = VALUE_FLOAT, .value = {.f = 1}};
+      snprintf(more->name, sizeof more->name, "more_%d", all->parameter_count);
+    }
+    Plan *plan = NULL;
+    bool fits = count < PARAMETERS_MAX;
+    assert_int_equal(plan_case_build(&at, &plan), fits ? ROTA_OK : ROTA_UNSUPPORTED);
+    if (!fits)
+      assert_non_null(strstr(status_message(), "parameters; use \"ordered\""));
     plan_destroy(plan);
     plan_case_free(&at);
   }
@@ -203,6 +230,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_slopes),
       cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_parameters),
       cmocka_unit_test(test_partial_sums_keep_to_the_bound),
   };
   return cmocka_run_group_tests_name("exact", tests, NULL, NULL);

@@ -377,6 +377,12 @@ static void test_figures_and_workspace(void **state) {
     at.tiling.fields[0].value++;
     assert_int_equal(plan_matches(plan, &at.spec, at.direction, &at.tiling), ROTA_INVALID_ARGUMENT);
     at.tiling.fields[0].value--;
+    Tiling other = at.tiling;
+    other.map_count = plan->tiling.map_count = 1;
+    assert_int_equal(plan_matches(plan, &at.spec, at.direction, &other), ROTA_OK);
+    other.maps[0].heads = 2;
+    assert_int_equal(plan_matches(plan, &at.spec, at.direction, &other), ROTA_INVALID_ARGUMENT);
+    plan->tiling.map_count = 0;
     at.spec.head_dim = 128;
     assert_int_equal(plan_matches(plan, &at.spec, at.direction, &at.tiling),
                      dq ? ROTA_INVALID_ARGUMENT : ROTA_OK);

@@ -164,6 +164,7 @@ static void check_auto_by_mask(void) {
       {"causal | prefix(100)", "longest_first", "by_length"},
       {"causal & window(100, 0)", "longest_first", "shortest_first"},
       {"prefix(100)", "longest_first", "shortest_first"},
+      {"where('first <= k and k <= q', {first = 3})", "longest_first", "shortest_first"},
       {"causal & document", "longest_first", "longest_first"},
   };
   Target target = {.multiprocessors = 132};

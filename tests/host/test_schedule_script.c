@@ -311,6 +311,24 @@ static void test_a_map_ends_with_its_call(void **state) {
   assert_non_null(strstr(status_message(), "kept"));
 }
 
+/* Lanes that a pattern names are kept under "mixed", too, though its ranks are by start. */
+static void test_mixed_keeps_lanes(void **state) {
+  (void)state;
+  static const char *const lanes[] = {"", ", lanes = function() return 0 end"};
+  for (int named = 0; named < 2; named++) {
+    char text[256];
+    snprintf(text, sizeof text,
+             "return rota.attention{head_dim = 64, schedule = {assignment = 'mixed',\n"
+             "  pattern = function() return {ranks = 'start'%s} end}}",
+             lanes[named]);
+    Plan *plan;
+    check_ok(plan_script(text, 8, dense(1, 1024), &plan));
+    check_ok(plan_check(plan));
+    assert_int_equal(plan->workers, named ? 1 : 8);
+    plan_destroy(plan);
+  }
+}
+
 /* A batch-variant schedule sees the batch; the digest of one sequence then depends on it. */
 static void test_batch_variant(void **state) {
   (void)state;
@@ -374,6 +392,7 @@ int main(void) {
       cmocka_unit_test(test_any_answer),
       cmocka_unit_test(test_functions_start_afresh),
       cmocka_unit_test(test_a_map_ends_with_its_call),
+      cmocka_unit_test(test_mixed_keeps_lanes),
       cmocka_unit_test(test_batch_variant),
       cmocka_unit_test(test_memory_failures),
   };

@@ -178,6 +178,29 @@ static void test_long_among_short(void **state) {
   plan_case_free(&at);
 }
 
+/* by_length: another schedule from 65 chains on. */
+static void test_length_of_by_length(void **state) {
+  (void)state;
+  static const char *const names[] = {"by_length", "symmetric_shift", "longest_first"};
+  PlanCase at;
+  plan_case_create(&at, "ordered", "k <= q", NULL, 2, 1);
+  for (int chains = 64; chains <= 65; chains++) {
+    int n = 32 * chains;
+    at.request.lengths = (rota_lengths){.batch = 1, .n_q = n, .n_k = n};
+    Plan *plans[3];
+    for (int i = 0; i < 3; i++) {
+      assert_int_equal(choose(&at, names[i], 8), ROTA_OK);
+      plans[i] = plan_case_good(&at);
+    }
+    const char *found = plans[0]->pattern_digest.hex;
+    assert_string_equal(found, plans[chains == 64 ? 1 : 2]->pattern_digest.hex);
+    assert_string_not_equal(found, plans[chains == 64 ? 2 : 1]->pattern_digest.hex);
+    for (int i = 0; i < 3; i++)
+      plan_destroy(plans[i]);
+  }
+  plan_case_free(&at);
+}
+
 /* A sequence's pattern does not depend on the batch around it. */
 static void test_patterns_do_not_depend_on_the_batch(void **state) {
   (void)state;
@@ -255,6 +278,7 @@ int main(void) {
       cmocka_unit_test(test_every_schedule_on_every_map),
       cmocka_unit_test(test_packed_batches),
       cmocka_unit_test(test_long_among_short),
+      cmocka_unit_test(test_length_of_by_length),
       cmocka_unit_test(test_patterns_do_not_depend_on_the_batch),
       cmocka_unit_test(test_planning_time),
   };

@@ -19,7 +19,8 @@
 #include "tests/support/calls.h"
 #include "tests/support/workbench.h"
 
-/* Serves sm_90, head dims up to 128: one launch of every kind. */
+/* Serves sm_90, head dims up to 128: one launch of every kind. At head dim 32 a tile of the forward
+ * pass holds two heads of a group. */
 static const char architecture[] =
     "local function map(tensor, rows) return { tensor = tensor, rows = rows } end\n"
     "return {\n"
@@ -37,6 +38,10 @@ static const char architecture[] =
     "      tensor_maps = { map('q', 128), map('k', 64), map('v', 64) }, launches = {\n"
     "      { entry = 'rota_forward', grid = 'row_workers', threads = 384, shared_bytes = 0,\n"
     "        overlaps = true } } }\n"
+    "    if request.spec.head_dim == 32 then\n"
+    "      tiling.tile_q, tiling.packed = 60, 2\n"
+    "      tiling.tensor_maps[1] = { tensor = 'q', rows = 60, heads = 2 }\n"
+    "    end\n"
     "    if algorithm ~= 'forward' then\n"
     "      tiling.tensor_maps = { map('d_o', 128), map('q', 64), map('d_v', 64), map('k', 64),\n"
     "        map('v', 64), map('o', 128), map('d_q', 128), map('d_k', 64) }\n"
@@ -174,6 +179,37 @@ static void test_single(void **state) {
   check_map(0, arguments.q.data, 64, 300, 1, 1, 128, 0, 0, 128);
   check_map(1, arguments.k.data, 64, 500, 1, 1, 128, 0, 0, 64);
   assert_int_equal(fake->last_maps[0].type, 6); /* fp16 */
+  rota_plan_destroy(plan);
+  rota_kernel_destroy(kernel);
+  rota_context_destroy(context);
+}
+
+/* Heads side by side: they come before the rows, in the map and in its box. */
+static void test_heads_of_a_group(void **state) {
+  (void)state;
+  rota_context *context = make_context();
+  Problem narrow = problem;
+  narrow.dim = narrow.dim_v = 32;
+  rota_kernel *kernel = calls_kernel(
+      context, "return rota.attention{head_dim = 32, heads = 4, kv_heads = 2, mask = causal}",
+      ROTA_FORWARD, ROTA_DEVICE_CUDA, ROTA_LAYOUT_ALIGNED);
+  rota_plan *plan = calls_plan(kernel, &narrow, NULL, 0);
+  rota_arguments arguments = problem_arguments(&narrow, NULL);
+  fake->maps = 3;
+  must(run_with(plan, &arguments)); /* [batch, row, head, dim] */
+  const FakeMap *map = &fake->last_maps[0];
+  const int sizes[] = {32, 4, 300, 2}, box[] = {64, 2, 60, 1};
+  const int64_t strides[] = {64, 256, 300 * 256};
+  for (int i = 0; i < 4; i++) {
+    assert_int_equal(map->size[i], sizes[i]);
+    assert_int_equal(map->box[i], box[i]);
+    if (i < 3)
+      assert_int_equal(map->stride[i], strides[i]);
+  }
+  check_map(1, arguments.k.data, 32, 500, 2, 2, 128, 64, 500 * 128, 64);
+  assert_int_equal(fake->last_grid, 5 * 2 * 2); /* tiles, pairs of heads, sequences */
+  arguments.q.stride_head = -32;
+  must_fail(run_with(plan, &arguments), ROTA_INVALID_ARGUMENT, "q.stride_head is -32");
   rota_plan_destroy(plan);
   rota_kernel_destroy(kernel);
   rota_context_destroy(context);
@@ -388,6 +424,7 @@ static int second_run(const char *nvrtc) {
   const struct CMUnitTest tests[] = {
       TEST(test_dense),
       TEST(test_single),
+      TEST(test_heads_of_a_group),
       TEST(test_packed),
       TEST(test_empty),
       TEST(test_backward),
