@@ -43,8 +43,8 @@ local function tile_cycles(cost)
   return longer + math.min(1, UNCOVERED / cost.groups) * shorter + cost.tile
 end
 
--- Sum of floor((a * i + b) / m) over i = 0 .. n - 1, all of them not negative: as Euclid's algorithm
--- goes, so that lengths cost nothing.
+-- Sum of floor((a * i + b) / m) over i = 0 .. n - 1, none of them negative: as Euclid's algorithm
+-- goes, so that long sequences take no longer.
 local function floor_sum(n, m, a, b)
   local sum = 0
   while n > 0 do
