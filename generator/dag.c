@@ -336,7 +336,7 @@ static rota_status simulate(const DagProblem *problem, const Costs *costs, DagFi
   Machine machine = {.problem = problem, .costs = costs, .trace = trace, .figures = figures};
   figures->depth_monotone = true;
   machine.lanes = memory_allocate((size_t)problem->workers, sizeof(Lane));
-  /* A lane is pushed by the one that it waits for, and when its queue ends: never twice. */
+  /* A lane waits for one other at a time, which pushes it: never twice. */
   machine.ready = memory_allocate((size_t)problem->workers, sizeof(int32_t));
   machine.idle = memory_allocate((size_t)problem->workers, sizeof(HeapEntry));
   rota_status status = ROTA_OUT_OF_MEMORY;

@@ -353,6 +353,23 @@ static void test_l2(void **state) {
   }
 }
 
+/* Two workers on the same tiles at the same time: the second finds what the first has brought in,
+ * though the L2 holds one tile, since they are advanced in turn. */
+static void test_l2_sees_workers_in_turn(void **state) {
+  (void)state;
+  DagVisit visits[] = {{0, 0, false}, {1, 0, false}, {2, 0, false},
+                       {0, 1, false}, {1, 1, false}, {2, 1, false}};
+  int64_t chain_begin[] = {0, 3, 6}, queue_begin[] = {0, 1, 2};
+  DagPlane plane = {2, 3, chain_begin, visits};
+  DagItem items[] = {{0, 0}, {0, 1}};
+  int32_t plane_of = 0;
+  DagProblem problem = {&plane, 1, &plane_of, 1, 2, 2, queue_begin, items, true};
+  DagFigures figures;
+  Costs costs = {.visit = 10, .partial = 10, .miss = 25, .l2 = 1};
+  assert_int_equal(dag_simulate(&problem, &costs, &figures, NULL), ROTA_OK);
+  assert_int_equal(figures.makespan, 30);
+}
+
 static void test_cycle_message(void **state) {
   (void)state;
   /* Chain 0 waits at tile 1 for chain 1, which waits at tile 0 for chain 0's later visit. */
@@ -507,11 +524,17 @@ static void test_speed(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random), cmocka_unit_test(test_turns),
-      cmocka_unit_test(test_bounds), cmocka_unit_test(test_handoff),
-      cmocka_unit_test(test_l2),     cmocka_unit_test(test_cycle_message),
-      cmocka_unit_test(test_order),  cmocka_unit_test(test_order_ties),
-      cmocka_unit_test(test_costs),  cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_random),
+      cmocka_unit_test(test_turns),
+      cmocka_unit_test(test_bounds),
+      cmocka_unit_test(test_handoff),
+      cmocka_unit_test(test_l2),
+      cmocka_unit_test(test_l2_sees_workers_in_turn),
+      cmocka_unit_test(test_cycle_message),
+      cmocka_unit_test(test_order),
+      cmocka_unit_test(test_order_ties),
+      cmocka_unit_test(test_costs),
+      cmocka_unit_test(test_memory),
       cmocka_unit_test(test_speed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
