@@ -156,8 +156,11 @@ local function tiles_of(name, x)
         fail("%s: %s", name, names.unknown("field", field, { "tile_kv", "tile_q" }))
       end
     end
-    x = string.format("%dx%d", integer(name .. ".tile_q", x.tile_q or 0),
-      integer(name .. ".tile_kv", x.tile_kv or 0))
+    if x.tile_q == nil or x.tile_kv == nil then
+      fail("%s: tile_q and tile_kv are both needed", name)
+    end
+    x = string.format("%dx%d", integer(name .. ".tile_q", x.tile_q),
+      integer(name .. ".tile_kv", x.tile_kv))
   end
   if type(x) ~= "string" then
     fail("%s: \"128x64\" or {tile_q = 128, tile_kv = 64} is expected, not a %s", name,
