@@ -64,7 +64,7 @@ static void describe_nothing(const rota_plan *plan, Shape *shape) {
 
 static rota_status bad_stride(const Shape *shape, int index) {
   return status_fail(ROTA_INVALID_ARGUMENT,
-                     "%s.%s is %lld elements: the copy engine, by which this kernel loads, takes "
+                     "%s.%s is %lld elements: the copy engine, by which this kernel copies, takes "
                      "none below 0 and none of 2^40 bytes; copy the tensor, or prepare the kernel "
                      "with ROTA_LAYOUT_ANY",
                      shape->name, shape->stride_name[index], (long long)shape->stride[index]);
@@ -113,7 +113,7 @@ rota_status tensor_maps_fill(const rota_plan *plan, const RotaArguments *block,
   const Device *device = plan->kernel->module->device;
   if (tiling->map_count && !device->driver->tensor_map_encode)
     return status_fail(ROTA_UNSUPPORTED,
-                       "the kernel loads by tensor maps, which the driver of device %d (CUDA "
+                       "the kernel copies by tensor maps, which the driver of device %d (CUDA "
                        "%d.%d) does not make: CUDA 12.0 or newer does, and a kernel prepared here "
                        "does without",
                        device->ordinal, device->driver->version / 1000,

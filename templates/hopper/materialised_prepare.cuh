@@ -18,13 +18,18 @@ ROTA_DEVICE void reset_works(const RotaMaterialised &plan) {
       plan.counters[i] = 0;
 }
 
-// rowsum(dO * O) of a row, in every lane.
-ROTA_DEVICE float row_product(const Element *o, const Element *d_o) {
+// Lanes that share a row, rows of a warp side by side, and how many of those are under way at once.
+constexpr int kRowChunks = kHeadDimV / kChunk;
+constexpr int kRowLanes = kRowChunks > 16 ? 32 : kRowChunks > 8 ? 16 : 8;
+constexpr int kWarpRows = kWarp / kRowLanes, kRowBatch = 2;
+
+// rowsum(dO * O), this lane's share.
+ROTA_DEVICE float row_product(const Element *o, const Element *d_o, int lane) {
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < (kHeadDimV / kChunk + kWarp - 1) / kWarp; i++) {
-    const int chunk = i * kWarp + lane_index();
-    if (chunk >= kHeadDimV / kChunk)
+  for (int i = 0; i < (kRowChunks + kRowLanes - 1) / kRowLanes; i++) {
+    const int chunk = i * kRowLanes + lane;
+    if (chunk >= kRowChunks)
       break;
     const Chunk x = load_global_chunk(o + chunk * kChunk);
     const Chunk y = load_global_chunk(d_o + chunk * kChunk);
@@ -36,28 +41,43 @@ ROTA_DEVICE float row_product(const Element *o, const Element *d_o) {
       sum += a0 * b0 + a1 * b1;
     }
   }
-  return warp_sum(sum);
+  return sum;
 }
 
 // Blocks share the row items.
 ROTA_DEVICE void prepare_rows(const RotaArguments &arguments) {
-  const int warps = (int)blockDim.x / kWarp;
+  const int warps = (int)blockDim.x / kWarp, lane = lane_index() % kRowLanes;
   for (int i = (int)blockIdx.x; i < arguments.row_item_count; i += (int)gridDim.x) {
     const RotaItem item = arguments.row_items[i];
     const RotaRow row = arguments.rows[item.index];
     const RotaSequence &sequence = arguments.sequences[row.sequence];
+    if (row.q_tile * kTileQ >= sequence.n_q) // a slot may have more rows than are used
+      continue;
     float *delta =
         arguments.delta + query_tile_number(arguments, sequence, row.q_tile, item.head) * kTileQ;
-    for (int r = warp_index(); r < kTileQ; r += warps) {
-      const int q = row.q_tile * kTileQ + r;
-      if (q >= sequence.n_q)
-        break;
-      float sum = row_product(row_q<Element>(arguments.o, sequence, q, item.head),
-                              row_q<Element>(arguments.d_o, sequence, q, item.head));
-      if (arguments.d_lse.data)
-        sum -= *row_q<float>(arguments.d_lse, sequence, q, item.head);
-      if (lane_index() == 0)
-        delta[r] = sum;
+    for (int first = warp_index() * kRowBatch * kWarpRows; first < kTileQ;
+         first += warps * kRowBatch * kWarpRows) {
+      float sum[kRowBatch];
+#pragma unroll
+      for (int j = 0; j < kRowBatch; j++) {
+        const int r = first + j * kWarpRows + lane_index() / kRowLanes;
+        const int q = smaller(row.q_tile * kTileQ + r, sequence.n_q - 1);
+        sum[j] = row_product(row_q<Element>(arguments.o, sequence, q, item.head),
+                             row_q<Element>(arguments.d_o, sequence, q, item.head), lane);
+      }
+#pragma unroll
+      for (int j = 0; j < kRowBatch; j++) {
+        const int r = first + j * kWarpRows + lane_index() / kRowLanes;
+        const int q = row.q_tile * kTileQ + r;
+#pragma unroll
+        for (int step = kRowLanes / 2; step > 0; step /= 2)
+          sum[j] += __shfl_xor_sync(kAllLanes, sum[j], step);
+        if (lane != 0 || q >= sequence.n_q)
+          continue;
+        if (arguments.d_lse.data)
+          sum[j] -= *row_q<float>(arguments.d_lse, sequence, q, item.head);
+        delta[r] = sum[j];
+      }
     }
   }
 }

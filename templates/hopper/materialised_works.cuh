@@ -187,7 +187,7 @@ template <class Kernel> struct WorkLoader {
   // One stage: `fill(stage's address, barrier)`, by one lane, starts copies of so many bytes.
   template <class Fill> ROTA_DEVICE void step(int bytes, const StageNote &note, Fill fill) {
     barrier_wait_phase(barriers.empty(ring.stage()), ring.parity());
-    if (lane_index() == 0) {
+    if (elect_lane()) {
       const unsigned words = stage_words(shared, ring.stage());
       store_shared_word(words, (note.last ? kWordLast : 0) | (note.clear ? kWordClear : 0) |
                                    (note.suspect ? kWordSuspect : 0));
@@ -340,9 +340,14 @@ template <class Kernel> struct WorkLoader {
       mail.advance();
       if (!more)
         return;
-      ticket = draw();
+      // Long works are drawn late: whoever has one must not hold the next already.
+      const bool early = task.kind == (int)ROTA_WORK_SCORES;
+      if (early)
+        ticket = draw();
       if (task.steps > 0)
         kernel.load(work, task);
+      if (!early)
+        ticket = draw();
     }
   }
   ROTA_DEVICE int draw() const {
@@ -378,7 +383,7 @@ struct StoreWarp {
   template <class Store> ROTA_DEVICE void take(int count, int *signal, Store store) {
     for (int i = 0; i < count; i++) {
       barrier_wait_phase(barriers.staged(group, ring.stage()), ring.parity());
-      if (lane_index() == 0) {
+      if (elect_lane()) {
         store(i, shared + (unsigned)(kStaging + (2 * group + ring.stage()) * kPartBytes));
         bulk_commit();
         bulk_wait_read<0>();
@@ -387,7 +392,7 @@ struct StoreWarp {
       __syncwarp();
       ring.advance();
     }
-    if (lane_index() == 0) {
+    if (elect_lane()) {
       bulk_wait<0>();
       fence_global_for_engines();
       add_release(signal, 1);

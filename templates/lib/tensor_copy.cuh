@@ -25,6 +25,19 @@ ROTA_DEVICE constexpr int box_offset(int rows, int row, int chunk) {
 ROTA_DEVICE void tensor_map_prefetch(const RotaTensorMap *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+// True for one lane of a converged warp, always the same, and the compiler knows that it is one:
+// copies that it starts need no loop over lanes.
+ROTA_DEVICE bool elect_lane() {
+  unsigned elected = 0;
+  asm volatile("{\n"
+               ".reg .pred elected;\n"
+               "elect.sync _|elected, 0xffffffff;\n"
+               "@elected mov.u32 %0, 1;\n"
+               "}\n"
+               : "+r"(elected));
+  return elected != 0;
+}
+
 // One box, first element (column, row, head, slot); its bytes arrive at the barrier. One thread.
 ROTA_DEVICE void copy_box(unsigned shared, const RotaTensorMap *map, int column, int row, int head,
                           int slot, unsigned barrier) {
