@@ -13,9 +13,11 @@
 //
 // A tile's rows are kTileQ queries of kPacked heads of a group, which share K and V:
 //
-//   row     0       1       ..  kPacked - 1     kPacked      ..     kTileQ * kPacked, 64 *
-//   kConsumers query   q       q           q               q + 1                     nothing head
-//   h       h + 1       h + kPacked-1   h
+// clang-format off
+//   row      0      1        kPacked - 1        kPacked      up to kTileQ * kPacked, then unused
+//   query    q      q        q                  q + 1
+//   head     h      h + 1    h + kPacked - 1    h
+// clang-format on
 //
 // Shared memory: Q | K stage 0 .. | V stage 0 .. | items, tiles | barriers
 //

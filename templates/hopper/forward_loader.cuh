@@ -145,9 +145,9 @@ struct ForwardLoader {
   }
 
   ROTA_DEVICE void run(int warp) const {
-    if (warp >= 2)
+    if (warp >= 2) {
       guard_v();
-    else if (lane_index() == 0) {
+    } else if (elect_lane()) {
       if (warp == 0)
         load_q_and_k();
       else
