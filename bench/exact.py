@@ -85,11 +85,10 @@ def fixed_sum(ds, k, scale):
 
 
 def scales(q, k, v, d_o, p, o):
-    """2^30 over the norm bound, with the kernels' factors, and over the spread bound."""
+    """2^30 over the norm bound, rounded down as the kernels do, and over the spread bound."""
     column = k.abs().amax(0)
     row = d_o.norm(dim=1, keepdim=True) * v.norm(dim=1).max() * column.max()
-    factors = torch.exp2(torch.floor(torch.log2(column.max() / column)))
-    norm = 2**30 / row * factors
+    norm = torch.exp2(torch.floor(torch.log2(2**30 / row)))
     square = p @ (v**2).sum(1, keepdim=True)
     spread = torch.maximum(square - (o**2).sum(1, keepdim=True), square * 2**-6)
     bound = column * d_o.norm(dim=1, keepdim=True) * spread.sqrt()

@@ -64,7 +64,7 @@ return function(request, algorithm)
     persistent = 1, -- a worker runs several chains and loads the next K and V early
     pad = BOX,
     -- Words of every query row: delta, LSE; for `exact` its factor, and a share of the bounds.
-    row_values = exact and 3 + math.ceil((dim + dim // 2 + 1) / tile_q) or 2,
+    row_values = exact and 4 or 2,
     blocks_per_sm = 1,
     producer_registers = registers[tile_q][1],
     consumer_registers = registers[tile_q][2],

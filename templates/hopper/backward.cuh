@@ -52,11 +52,11 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
   }
 }
 
-// A sum's columns c, c + 1, scaled and rounded.
+// Two sums of a row, scaled and rounded.
 ROTA_DEVICE unsigned finished(const RotaArguments &arguments, const RotaSequence &sequence, int q,
-                              int head, int column, float low, float high) {
+                              int head, float low, float high) {
   if constexpr (kExact)
-    return pack_fixed(arguments, sequence, q, head, column, low, high);
+    return pack_fixed(arguments, sequence, q, head, low, high);
   return pack(arguments.scale * low, arguments.scale * high, Element());
 }
 
@@ -82,10 +82,9 @@ ROTA_DEVICE void finalise(const RotaArguments &arguments, const RotaTensorMaps &
       for (int r = 0; r < 2; r++)
         if (q + 8 * r < sequence.rows_q && column < kHeadDim)
           store_global_word(row_q<Element>(arguments.d_q, sequence, q + 8 * r, item.head) + column,
-                            q + 8 * r < sequence.n_q
-                                ? finished(arguments, sequence, q + 8 * r, item.head, column,
-                                           x[2 * r], x[2 * r + 1])
-                                : 0u);
+                            q + 8 * r < sequence.n_q ? finished(arguments, sequence, q + 8 * r,
+                                                                item.head, x[2 * r], x[2 * r + 1])
+                                                     : 0u);
     }
   }
 }

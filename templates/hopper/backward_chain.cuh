@@ -278,6 +278,17 @@ struct Consumer {
     for (int i = 0; i < kDqFragments; i++)
       store_shared_floats(block + 16u * kWarp * i, dq, 4 * i);
   }
+  // For `exact`: to integers. Rows that are not finite are looked for where there may be some.
+  ROTA_DEVICE void make_fixed(float (&dq)[kDqColumns / 2], const Visit &visit,
+                              const ChainWords &chain) const {
+    const int row = (kDqByRows ? 64 * group : 0) + 16 * warp;
+    if (overflows_early(Element()) || (kHasMask && uniform(any_bad_keys)))
+      spoil_rows(dq,
+                 factors_of(arguments,
+                            query_tile_number(arguments, chain.sequence, visit.q_tile, visit.head)),
+                 row);
+    round_sums(dq, key_factor(arguments, chain.sequence, chain.kv_head));
+  }
   ROTA_DEVICE void add_sum(float (&dq)[kDqColumns / 2], unsigned block) const {
 #pragma unroll
     for (int i = 0; i < kDqFragments; i++) {
@@ -400,13 +411,18 @@ struct Consumer {
     unsigned p[kBlocksQ][4], ds[kBlocksQ][4];
     begin_products(s, dp, chain_parity);
     make_operands(chain, last, s, dp, p, ds);
-    store_ds(tile_ds, ds);
+    if constexpr (kExact) {
+      unsigned scaled[kBlocksQ][4];
+      scale_scores(scaled, ds, tile(kSharedFactor, kFactorBytes, stage));
+      store_ds(tile_ds, scaled);
+    } else {
+      store_ds(tile_ds, ds);
+    }
     wgmma_fence();
     accumulate_gradient<kPaddedV>(dv, p, describe_across(tile(kSharedDo, kDoBytes, stage), kTileQ));
     wgmma_commit();
     fence_shared_for_engines();
     sync();
-    const FixedFactors<kExact> factors(arguments, chain, shared, stage, group, warp);
     wgmma_fence();
     multiply_dq(dq, describe_along(tile_ds + (unsigned)(kDqByRows ? group * 64 * kBoxPitch : 0)),
                 describe_across(shared + (unsigned)(kSharedK + (kDqByRows ? 0 : group) * kTileKv *
@@ -424,7 +440,8 @@ struct Consumer {
     if (last)
       arrive(barriers.empty_k());
     const Visit visit = read_visit(chain.kv_head); // again: registers are short
-    factors.apply(dq, arguments, chain, visit, uniform(any_bad_keys));
+    if constexpr (kExact)
+      make_fixed(dq, visit, chain);
     stage_dq(dq, visit, chain);
     finish_staging();
     wgmma_wait<0>();

@@ -1,17 +1,17 @@
 // The algorithm `exact`: dQ partials become integers, whose sum no order can change. What it needs
 // is a bound of every sum, before the first partial (docs/exact.md has the proof):
 //
-//   |dQ[i][c]| <= kmax[c] slope (|dO[i]| vmax + |dLSE[i]|)
+//   |dQ[i][c]| <= kmax slope (|dO[i]| vmax + |dLSE[i]|)
 //
-//   vmax      largest norm of a row of V          of the sequence and kv head
-//   kmax[c]   largest magnitude in column c of K  likewise
+//   kmax, vmax   largest magnitude in K and norm of a row of V, of the sequence and kv head
 //
-// An element is multiplied by its row's factor, 2^30 over the bound with the largest kmax in it,
-// and by that of its columns, a power of two for each pair of neighbours, of at most max(kmax) /
-// kmax[c]. Workspace, behind delta and LSE of all rows:
+// dS is multiplied by its row's factor, a power of two, on its way to the products that make dQ:
+// exact, and two elements an instruction. So sums come out scaled, by up to 2^30 over the bound; in
+// fp16, whose range is short, by a part of that, and the rest, of the kv head, comes after.
+// Workspace, behind delta and LSE of all rows:
 //
-//   16 bits, factor[row]: a float's upper half    0: the gradient is 0; NaN: it is NaN
-//   of each query tile and head: kBoundWords      used at a sequence's first tile, by kv head
+//   Element factor[row of a tile]              0: the gradient is 0; NaN: it is NaN
+//   of each query tile and head: kBoundWords   used at a sequence's first tile, by kv head
 //
 // Entries: clear_bounds, key_bounds; the rest hooks into the other kernels.
 #ifndef ROTA_HOPPER_BACKWARD_EXACT_CUH
@@ -23,26 +23,27 @@
 
 namespace rota {
 
-constexpr int kBoundKeys = 0;                        // float bits [kPaddedK]: kmax
-constexpr int kBoundColumns = kBoundKeys + kPaddedK; // float [kPaddedK / 2]: of pairs of columns
-constexpr int kBoundValues = kBoundColumns + kPaddedK / 2; // float bits: vmax
+constexpr int kBoundKeys = 0, kBoundValues = 1; // float bits: kmax, vmax
 constexpr int kBoundWords = (kRowValues - 3) * kTileQ;
 static_assert(!kExact || kBoundValues < kBoundWords, "row_values leaves room for the bounds");
 
-// Where the factor of columns 2 i and 2 i + 1 lies: a consumer's one after another.
-ROTA_DEVICE int pair_place(int i) {
-  constexpr int kPairs = kDqColumns / 2;
-  return i / kPairs * kPairs + i % 4 * kDqFragments + i % kPairs / 4;
+// A row may not be finite under a finite bound: where a mask lets a query attend to a key with an
+// infinity whose score is -inf, and in fp16, where dS overflows before fp32 does.
+ROTA_DEVICE constexpr bool overflows_early(Bf16) {
+  return false;
+}
+ROTA_DEVICE constexpr bool overflows_early(Fp16) {
+  return true;
 }
 ROTA_DEVICE long long all_rows(const RotaArguments &arguments) {
   return (long long)arguments.tiles * arguments.heads * kTileQ;
 }
-ROTA_DEVICE unsigned short *factors_of(const RotaArguments &arguments, long long tile) {
-  return reinterpret_cast<unsigned short *>(arguments.delta + 2 * all_rows(arguments)) +
-         tile * kTileQ;
+// Where the factor of a row of a tile lies: the pairs that a consumer multiplies by side by side.
+ROTA_DEVICE int factor_place(int row) {
+  return (row / 2 % 4 * (kTileQ / 8) + row / 8) * 2 + row % 2;
 }
-ROTA_DEVICE float widen_factor(unsigned short bits) {
-  return __uint_as_float((unsigned)bits << 16);
+ROTA_DEVICE Element *factors_of(const RotaArguments &arguments, long long tile) {
+  return reinterpret_cast<Element *>(arguments.delta + 2 * all_rows(arguments)) + tile * kTileQ;
 }
 ROTA_DEVICE float *bounds_of(const RotaArguments &arguments, const RotaSequence &sequence,
                              int kv_head) {
@@ -113,103 +114,82 @@ ROTA_DEVICE void key_bounds(const RotaArguments &arguments, const RotaTensorMaps
   using Values = KeyRows<kHeadDimV>;
   const Keys k(arguments.k, sequence, first, item.head);
   const Values v(arguments.v, sequence, first, item.head);
-  Chunk columns = {{0, 0, 0, 0}};
+  unsigned largest_key = 0, largest = 0;
 #pragma unroll
-  for (int i = 0; i < Keys::kSteps; i++) {
-    const bool counts = Keys::counts(k.x[i]);
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-      columns.word[j] = packed_magnitudes(columns.word[j], counts ? k.x[i].word[j] : 0u);
-  }
-#pragma unroll
-  for (int step = Keys::kLanes; step < kWarp; step *= 2)
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-      columns.word[j] =
-          packed_magnitudes(columns.word[j], __shfl_xor_sync(kAllLanes, columns.word[j], step));
-  unsigned largest = 0;
+  for (int i = 0; i < Keys::kSteps; i++)
+    largest_key = larger_bits(largest_key, Keys::counts(k.x[i]) ? chunk_magnitude(k.x[i]) : 0u);
 #pragma unroll
   for (int i = 0; i < Values::kSteps; i++) {
     const unsigned norm = row_norm<Values::kLanes>(v.x[i]);
     largest = larger_bits(largest, Values::counts(v.x[i]) ? norm : 0u);
   }
   largest = warp_largest(largest);
+  largest_key = warp_largest(largest_key);
   wait_for_predecessor();
   unsigned *bounds = reinterpret_cast<unsigned *>(bounds_of(arguments, sequence, item.head));
-  if (lane_index() < Keys::kChunks)
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      float low, high;
-      unpack(columns.word[j], low, high, Element());
-      raise_to(bounds + kBoundKeys + Keys::lane() * kChunk + 2 * j, __float_as_uint(low));
-      raise_to(bounds + kBoundKeys + Keys::lane() * kChunk + 2 * j + 1, __float_as_uint(high));
-    }
-  if (lane_index() == 0)
+  if (lane_index() == 0) {
+    raise_to(bounds + kBoundKeys, largest_key);
     raise_to(bounds + kBoundValues, largest);
+  }
 }
 
 // ---- In prepare: factors ----
 
-// The largest power of two not above max / x; both are bits of floats that are not negative. At
-// most 2^40: what that wants of accuracy is below rounding.
-ROTA_DEVICE float column_factor(unsigned largest, unsigned x) {
-  const int field = x >> 23 == 0 ? 1 : (int)(x >> 23);
-  const bool smaller_fraction = (largest & 0x7fffffu) < (x & 0x7fffffu) || x >> 23 == 0;
-  const int exponent = (int)(largest >> 23) - field - (smaller_fraction ? 1 : 0);
-  return __uint_as_float((unsigned)(127 + larger(0, smaller(exponent, 40))) << 23);
+ROTA_DEVICE float power_of_two(int exponent) { // from -126 to 127
+  return __uint_as_float((unsigned)(127 + exponent) << 23);
 }
-ROTA_DEVICE float inverse_power(float x) {
-  return __uint_as_float((254u << 23) - __float_as_uint(x));
+ROTA_DEVICE int whole(float x, int low, int high) { // rounded down
+  return larger(low, smaller((int)floorf(x), high));
+}
+// dS becomes at most 2^14 in fp16, and what makes sums at most 2^30 in bf16.
+ROTA_DEVICE int score_exponent(float scores, float sums, Bf16) {
+  return smaller(whole(kFixedBits - sums, -126, 126),
+                 whole(kFixedBits + 90.0f - scores, -126, 126));
+}
+ROTA_DEVICE int score_exponent(float scores, float, Fp16) {
+  return whole(14.0f - scores, -24, 15);
+}
+ROTA_DEVICE float rest_of_factor(unsigned, Bf16) {
+  return 1.0f;
+}
+ROTA_DEVICE float rest_of_factor(unsigned keys, Fp16) {
+  return power_of_two(whole(kFixedBits - 14.0f - log2_wide(__uint_as_float(keys)), -126, 126));
+}
+// What sums of a kv head are multiplied by after the products.
+ROTA_DEVICE float key_factor(const RotaArguments &arguments, const RotaSequence &sequence,
+                             int kv_head) {
+  const float *bounds = bounds_of(arguments, sequence, kv_head);
+  return overflows_early(Element()) ? rest_of_factor(__float_as_uint(bounds[kBoundKeys]), Element())
+                                    : 1.0f;
 }
 
-// What a query tile's rows share.
+// What a query tile's rows share: log2 of kmax, vmax and the slope; NaN where not finite.
 struct SequenceBounds {
-  float keys, values; // log2 of max(kmax) slope and of vmax; NaN where not finite
+  float keys, values, slope;
 
-  // The block of prepare, after the kernel before it. The first tile of a kv head's first query
-  // head writes the columns' factors.
-  ROTA_DEVICE SequenceBounds(const RotaArguments &arguments, const RotaSequence &sequence,
-                             int q_tile, int head) {
-    __shared__ unsigned shared_largest[32];
-    float *bounds = bounds_of(arguments, sequence, head / kGroup);
-    const int thread = (int)threadIdx.x;
-    unsigned own = 0;
-    for (int i = thread; i < kPaddedK; i += (int)blockDim.x)
-      own = larger_bits(own, __float_as_uint(load_fresh(bounds + kBoundKeys + i)));
-    const unsigned of_warp = warp_largest(own);
-    if (lane_index() == 0)
-      shared_largest[warp_index()] = of_warp;
-    __syncthreads();
-    unsigned largest = 0;
-    for (int i = 0; i < (int)blockDim.x / kWarp; i++)
-      largest = larger_bits(largest, shared_largest[i]);
-    const unsigned value = __float_as_uint(load_fresh(bounds + kBoundValues));
-    const float slope = arguments.parameters[ROTA_ABI_PARAMETERS - 1].as_float;
-    const float nan = __uint_as_float(0x7fffffffu);
-    keys = bits_are_finite(largest) ? log2_wide(__uint_as_float(largest)) + log2_wide(slope) : nan;
-    values = bits_are_finite(value) ? log2_wide(__uint_as_float(value)) : nan;
-    if (q_tile == 0 && head % kGroup == 0)
-      for (int i = thread; i < kPaddedK / 2; i += (int)blockDim.x) {
-        const float *key = bounds + kBoundKeys + 2 * i;
-        const unsigned of_pair =
-            larger_bits(__float_as_uint(load_fresh(key)), __float_as_uint(load_fresh(key + 1)));
-        bounds[kBoundColumns + pair_place(i)] = column_factor(largest, of_pair);
-      }
+  ROTA_DEVICE SequenceBounds(const RotaArguments &arguments, const RotaSequence &sequence, int head)
+      : keys(logarithm(bounds_of(arguments, sequence, head / kGroup) + kBoundKeys)),
+        values(logarithm(bounds_of(arguments, sequence, head / kGroup) + kBoundValues)),
+        slope(log2_wide(arguments.parameters[ROTA_ABI_PARAMETERS - 1].as_float)) {}
+  ROTA_DEVICE static float logarithm(const float *of) {
+    const float x = load_fresh(of);
+    return x < kInfinity ? log2_wide(x) : __uint_as_float(0x7fffffffu);
   }
 
   // `norm`: of the row of dO, bits. NaN, too, where dP or a partial could leave fp32's range.
-  ROTA_DEVICE float row_factor(unsigned norm, float d_lse, float lse, float delta) const {
+  ROTA_DEVICE Element row_factor(unsigned norm, float d_lse, float lse, float delta) const {
     constexpr float kLargest = 126.0f;
-    const float nan = __uint_as_float(0x7fffffffu);
     const float product = log2_wide(__uint_as_float(norm)) + values;
-    const float bound = keys + log2_sum(product, log2_wide(fabsf(d_lse)));
-    const bool finite = product < kLargest && bound < kLargest && fabsf(delta) < kInfinity &&
-                        lse < kInfinity && bits_are_finite(norm);
+    const float scores = slope + log2_sum(product, log2_wide(fabsf(d_lse)));
+    const float sums = keys + scores;
+    const bool finite = product < kLargest && scores < kLargest && sums < kLargest &&
+                        fabsf(delta) < kInfinity && lse < kInfinity && bits_are_finite(norm);
     if (!finite)
-      return nan;
-    return bound == -kInfinity ? 0.0f : exp2_fast(minimum(kFixedBits - bound, kLargest));
+      return Element{0x7fff};
+    return sums == -kInfinity
+               ? Element{0}
+               : from_float(power_of_two(score_exponent(scores, sums, Element())), Element());
   }
-  ROTA_DEVICE static float minimum(float a, float b) { return a < b ? a : b; }
 };
 
 // Factors of a tile's rows, from the dO that prepare's block holds: kSteps rows a thread, kLanes
@@ -218,7 +198,7 @@ template <int kLanes, int kSteps>
 ROTA_DEVICE void store_factors(const RotaArguments &arguments, const RotaSequence &sequence,
                                int q_tile, int head, const Chunk (&d_o)[kSteps]) {
   wait_for_predecessor();
-  const SequenceBounds bounds(arguments, sequence, q_tile, head);
+  const SequenceBounds bounds(arguments, sequence, head);
   const long long tile = query_tile_number(arguments, sequence, q_tile, head);
 #pragma unroll
   for (int i = 0; i < kSteps; i++) {
@@ -226,14 +206,14 @@ ROTA_DEVICE void store_factors(const RotaArguments &arguments, const RotaSequenc
     const unsigned norm = row_norm<kLanes>(d_o[i]);
     if (lane_index() % kLanes != 0 || r >= kTileQ)
       continue;
-    float factor = 0.0f;
+    Element factor = {0};
     if (q < sequence.n_q) {
       const float d_lse =
           arguments.d_lse.data ? *row_q<float>(arguments.d_lse, sequence, q, head) : 0.0f;
       factor = bounds.row_factor(norm, d_lse, *row_q<float>(arguments.lse, sequence, q, head),
                                  arguments.delta[tile * kTileQ + r]);
     }
-    factors_of(arguments, tile)[r] = (unsigned short)(__float_as_uint(factor) >> 16);
+    factors_of(arguments, tile)[factor_place(r)] = factor;
   }
 }
 
@@ -249,87 +229,53 @@ ROTA_DEVICE void copy_factors(unsigned shared, const RotaArguments &arguments,
 
 // ---- In the consumers: partials become integers ----
 
-// A row may not be finite under a finite bound: where a mask lets a query attend to a key with an
-// infinity whose score is -inf, and in fp16, where dS overflows before fp32 does.
-ROTA_DEVICE constexpr bool overflows_early(Bf16) {
-  return false;
-}
-ROTA_DEVICE constexpr bool overflows_early(Fp16) {
-  return true;
-}
-// Of the four elements of a fragment, those that the conversion unit rounds, which the
-// exponentials need too; the others take more, but quicker instructions.
-constexpr int kConverted = 2;
-
-// What a consumer's dQ partial is multiplied by: rows g and g + 8 of its warp, and pairs of
-// columns.
-template <bool kUsed> struct FixedFactors {
-  float rows[2], columns[kDqFragments];
-  int row, part; // first row of the warp in the tile, part of the columns
-
-  ROTA_DEVICE FixedFactors(const RotaArguments &arguments, const ChainWords &chain, unsigned shared,
-                           int stage, int group, int warp)
-      : row((kDqByRows ? 64 * group : 0) + 16 * warp), part(kDqByRows ? 0 : group) {
-    const int lane = hidden(lane_index());
-    const unsigned at =
-        shared + (unsigned)(kSharedFactor + stage * kFactorBytes + 2 * (row + lane / 4));
-    rows[0] = widen_factor(load_shared_half(at));
-    rows[1] = widen_factor(load_shared_half(at + 16));
-    const float *from = bounds_of(arguments, chain.sequence, chain.kv_head) + kBoundColumns +
-                        (part * 4 + lane % 4) * kDqFragments;
+// dS^T in fragments, as the products take it; `factors`: those of the tile's rows, in shared
+// memory.
+template <int kBlocks>
+ROTA_DEVICE void scale_scores(unsigned (&scaled)[kBlocks][4], const unsigned (&ds)[kBlocks][4],
+                              unsigned factors) {
+  const unsigned at = factors + (unsigned)(hidden(lane_index()) % 4 * kTileQ / 2);
 #pragma unroll
-    for (int i = 0; i < kDqFragments; i += 4)
-      load_global_floats(columns, i, from + i);
-  }
-  // `check`: keys that are not finite are among those that a mask hides from others.
-  ROTA_DEVICE void apply(float (&dq)[kDqColumns / 2], const RotaArguments &arguments,
-                         const ChainWords &chain, const Visit &visit, bool check) const {
-    if (overflows_early(Element()) || (kHasMask && check))
-      spoil_rows(dq, arguments, chain, visit);
+  for (int i = 0; i < kTileQ / 8; i += 4) {
+    const Chunk factor = load_shared_chunk(at + 4u * (unsigned)i);
 #pragma unroll
-    for (int i = 0; i < kDqFragments; i++)
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const float factor = rows[r] * columns[i];
-#pragma unroll
-        for (int j = 2 * r; j < 2 * r + 2; j++) {
-          const float x = dq[4 * i + j] * factor;
-          dq[4 * i + j] = j % 2 < kConverted / 2 ? to_fixed(x) : to_fixed_by_sums(x);
-        }
-      }
-  }
-  // The factor of a row that is not finite becomes a NaN, for finalise to see.
-  ROTA_DEVICE void spoil_rows(const float (&dq)[kDqColumns / 2], const RotaArguments &arguments,
-                              const ChainWords &chain, const Visit &visit) const {
-    const long long tile = query_tile_number(arguments, chain.sequence, visit.q_tile, visit.head);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float bad = 0.0f; // or NaN
-#pragma unroll
-      for (int i = 0; i < kDqFragments; i++)
-        bad = __fmaf_rn(dq[4 * i + 2 * r], 0.0f, __fmaf_rn(dq[4 * i + 2 * r + 1], 0.0f, bad));
-      if (!(bad == 0.0f))
-        factors_of(arguments, tile)[row + lane_index() / 4 + 8 * r] = 0x7fffu;
+    for (int j = 0; j < 8; j++) {
+      const int block = (i + j / 2) / 2, word = (i + j / 2) % 2 * 2 + j % 2;
+      scaled[block][word] = multiply_packed(ds[block][word], factor.word[j / 2], Element());
     }
   }
-};
-template <> struct FixedFactors<false> {
-  ROTA_DEVICE FixedFactors(const RotaArguments &, const ChainWords &, unsigned, int, int, int) {}
-  ROTA_DEVICE void apply(float (&)[kDqColumns / 2], const RotaArguments &, const ChainWords &,
-                         const Visit &, bool) const {}
-};
+}
+template <int kCount> ROTA_DEVICE void round_sums(float (&dq)[kCount], float factor) {
+#pragma unroll
+  for (int i = 0; i < kCount; i++) {
+    dq[i] = to_fixed(overflows_early(Element()) ? dq[i] * factor : dq[i]);
+  }
+}
+// Rows `row` + g and + 8 of a tile: the factor of one that is not finite becomes a NaN, for
+// finalise to see.
+template <int kCount>
+ROTA_DEVICE void spoil_rows(const float (&dq)[kCount], Element *factors, int row) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float bad = 0.0f; // or NaN
+#pragma unroll
+    for (int i = 2 * r; i < kCount; i += 4)
+      bad = __fmaf_rn(dq[i], 0.0f, __fmaf_rn(dq[i + 1], 0.0f, bad));
+    if (!(bad == 0.0f))
+      factors[factor_place(row + hidden(lane_index()) / 4 + 8 * r)] = Element{0x7fff};
+  }
+}
 
 // ---- In finalise ----
 
-// Integer sums of columns c, c + 1 of a row, scaled back and rounded.
+// Two integer sums of a row, scaled back and rounded.
 ROTA_DEVICE unsigned pack_fixed(const RotaArguments &arguments, const RotaSequence &sequence, int q,
-                                int head, int column, float low, float high) {
+                                int head, float low, float high) {
   const long long tile = query_tile_number(arguments, sequence, q / kTileQ, head);
-  const float factor = widen_factor(factors_of(arguments, tile)[q % kTileQ]);
+  const float factor = to_float(factors_of(arguments, tile)[factor_place(q % kTileQ)]);
   if (factor == 0.0f)
     return 0u;
-  const float *columns = bounds_of(arguments, sequence, head / kGroup) + kBoundColumns;
-  const float unit = arguments.scale / factor * inverse_power(columns[pair_place(column / 2)]);
+  const float unit = arguments.scale / factor / key_factor(arguments, sequence, head / kGroup);
   return pack(from_fixed(low) * unit, from_fixed(high) * unit, Element());
 }
 

@@ -21,14 +21,6 @@ ROTA_DEVICE float to_fixed(float x) {
   asm("cvt.rni.s32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return __int_as_float(y);
 }
-// The same for |x| < 2^31 without the slow conversion: multiples of 2^10 and the rest appear as the
-// low bits of sums with large constants. What is left of these in the integer cancels modulo 2^32.
-ROTA_DEVICE float to_fixed_by_sums(float x) {
-  constexpr float kUpper = 11350016.0f, kLower = 12582912.0f;
-  const float upper = __fmaf_rn(x, 1.0f / 1024.0f, kUpper);
-  const float lower = __fadd_rn(__fmaf_rn(__fadd_rn(upper, -kUpper), -1024.0f, x), kLower);
-  return __uint_as_float((__float_as_uint(upper) << 10) + __float_as_uint(lower));
-}
 ROTA_DEVICE float from_fixed(float x) {
   return (float)__float_as_int(x);
 }
@@ -38,20 +30,6 @@ ROTA_DEVICE void add_integers(float *global, unsigned shared, int bytes) {
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(global),
       "r"(shared), "r"(bytes)
       : "memory");
-}
-
-ROTA_DEVICE unsigned short load_shared_half(unsigned shared) {
-  unsigned short x;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(shared) : "memory");
-  return x;
-}
-// Four neighbours that an earlier kernel has written, to x[at ..]; through the L1 cache.
-template <int kCount>
-ROTA_DEVICE void load_global_floats(float (&x)[kCount], int at, const float *from) {
-  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x[at]), "=f"(x[at + 1]), "=f"(x[at + 2]), "=f"(x[at + 3])
-               : "l"(from)
-               : "memory");
 }
 
 // ---- Largest absolute values: as bits, whose order is that of the values; NaN is the largest ----

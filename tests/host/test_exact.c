@@ -177,12 +177,13 @@ static void score_gradient(const Row *row, double *ds) {
     ds[j] = rounded(row->p[j] * (dot(row->d_o, row->v[j]) - delta));
 }
 
-/* Of column c, per unit of dQ: 2^30 over the bound. */
-static double scale_of(const Row *row, int c) {
+/* Of a row: 2^30 over the bound. */
+static double scale_of(const Row *row) {
   double values = 0, keys = 0;
   for (int j = 0; j < KEYS; j++) {
     values = fmax(values, sqrt(dot(row->v[j], row->v[j])));
-    keys = fmax(keys, fabs(row->k[j][c]));
+    for (int c = 0; c < DIM; c++)
+      keys = fmax(keys, fabs(row->k[j][c]));
   }
   double bound = (sqrt(dot(row->d_o, row->d_o)) * values + fabs(row->d_lse)) * keys;
   return bound > 0 ? ldexp(1, 30) / bound : 0;
@@ -191,7 +192,7 @@ static double scale_of(const Row *row, int c) {
 /* Sums of tiles in ascending and in descending order: no overflow on the way, the same in the end,
  * half a unit a tile from the truth. */
 static void check_column(const Row *row, const double *ds, int c, double *largest) {
-  double scale = scale_of(row, c), truth = 0;
+  double scale = scale_of(row), truth = 0;
   int64_t up = 0, down = 0, tiles[KEYS / TILE];
   for (int t = 0; t < KEYS / TILE; t++) {
     double partial = 0;
