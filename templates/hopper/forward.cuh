@@ -11,13 +11,8 @@
 // of the one before, its threads wait; then they turn S into P while another warpgroup's products
 // run. With kTurns the warpgroups issue products strictly in turn, which keeps them out of step.
 //
-// A tile's rows are kTileQ queries of kPacked heads of a group, which share K and V:
-//
-// clang-format off
-//   row      0      1        kPacked - 1        kPacked      up to kTileQ * kPacked, then unused
-//   query    q      q        q                  q + 1
-//   head     h      h + 1    h + kPacked - 1    h
-// clang-format on
+// A tile's rows are kTileQ queries of kPacked heads of a group, which share K and V: row r is query
+// r / kPacked of the tile and head r % kPacked of those packed; rows beyond them are nothing.
 //
 // Shared memory: Q | K stage 0 .. | V stage 0 .. | items, tiles | barriers
 //
