@@ -27,11 +27,35 @@ typedef struct Explanation {
 
 /* ---- Modelling ---- */
 
+/* kv heads, of all sequences, that the workers' first chains belong to; 0 without queues. */
+static double heads_at_once(const Plan *plan) {
+  if (plan->queue.count == 0 || plan->workers == 0)
+    return 0;
+  const int *queue = plan_section(plan, plan->queue);
+  const RotaItem *items = plan_section(plan, plan->chain_items);
+  const RotaChain *chains = plan_section(plan, plan->chains);
+  double count = 0;
+  for (int32_t w = 0; w < plan->workers; w++) {
+    if (queue[w] == queue[w + 1])
+      continue;
+    const RotaItem *item = &items[queue[w]];
+    bool known = false;
+    for (int32_t v = 0; v < w && !known; v++) {
+      const RotaItem *other = &items[queue[v]];
+      known = queue[v] < queue[v + 1] && other->head == item->head &&
+              chains[other->index].sequence == chains[item->index].sequence;
+    }
+    count += !known;
+  }
+  return count;
+}
+
 static TrafficShape shape_of(const Plan *plan) {
   TrafficShape shape = {
       .visits = (double)(plan->full_tiles + plan->partial_tiles) * plan->heads,
       .chains = (double)plan->chain_items.count,
       .row_items = (double)plan->row_items.count,
+      .heads_at_once = heads_at_once(plan),
   };
   const Lengths *lengths = plan->lengths;
   for (int32_t i = 0; i < lengths->batch; i++) {

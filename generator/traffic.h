@@ -20,6 +20,7 @@ typedef struct TrafficShape {
   double rows_q, rows_k;       /* rows of Q over all query heads; of K over all kv heads */
   double chains, row_items;    /* kv tiles over all kv heads; query tiles over all query heads */
   double longest_q, longest_k; /* rows of the longest sequence */
+  double heads_at_once;        /* kv heads whose chains run at a time; 0: as many as fill the GPU */
 } TrafficShape;
 
 #define TRAFFIC_LIST(X)                                                                            \

@@ -99,6 +99,38 @@ static void test_dram_grows_beyond_the_l2(void **state) {
   }
 }
 
+/* 16 heads of 16,384 rows: one head's stream of 16 MB fits the L2, all heads' do not. */
+static void test_heads_at_once(void **state) {
+  (void)state;
+  Spec spec = spec_of(128);
+  spec.heads = spec.kv_heads = 16;
+  Tiling tiling = tiling_of(64, 128);
+  TrafficShape shape = full_shape(&tiling, 16384);
+  shape.visits *= 16, shape.rows_q *= 16, shape.rows_k *= 16, shape.chains *= 16;
+  Traffic one, all;
+  shape.heads_at_once = 1;
+  traffic_model(TRAFFIC_ORDERED, &spec, &target, &even, &tiling, &shape, &one);
+  shape.heads_at_once = 16;
+  traffic_model(TRAFFIC_ORDERED, &spec, &target, &even, &tiling, &shape, &all);
+  assert_close(all.l2_bytes, one.l2_bytes);
+  /* 6.25 workers of 100 a head: 21 waves, each with Q, dO and the sums in and out. */
+  double sums = 4 * 128 * shape.rows_q;
+  assert_close(all.dram_bytes - one.dram_bytes,
+               20 * 4 * 128 * shape.rows_q + 2 * 21 * sums - 1.5 * sums);
+}
+
+/* wgmma, 64 x 128 at head dim 128: operands 256 KB, dS 16 KB, partial 64 KB, Q and dO 32 KB. */
+static void test_wgmma_reads_shared_memory(void **state) {
+  (void)state;
+  Spec spec = spec_of(128);
+  Tiling tiling = tiling_of(64, 128);
+  tiling.wgmma_count = 1;
+  TrafficShape shape = full_shape(&tiling, 4096);
+  Traffic t;
+  traffic_model(TRAFFIC_ORDERED, &spec, &target, &even, &tiling, &shape, &t);
+  assert_close(t.shared_bytes, shape.visits * (256 + 16 + 64 + 32) * 1024);
+}
+
 static void test_limits(void **state) {
   (void)state;
   const struct {
@@ -188,6 +220,8 @@ int main(void) {
       cmocka_unit_test(test_by_hand),
       cmocka_unit_test(test_materialised),
       cmocka_unit_test(test_dram_grows_beyond_the_l2),
+      cmocka_unit_test(test_heads_at_once),
+      cmocka_unit_test(test_wgmma_reads_shared_memory),
       cmocka_unit_test(test_limits),
       cmocka_unit_test(test_fast_memory),
       cmocka_unit_test(test_registers),
