@@ -47,6 +47,11 @@ ROTA_DEVICE void accumulate_gradient(float (&d)[kColumns / 2], const unsigned (&
   for (int step = 0; step < kBlocksQ; step++)
     Wgmma<kColumns>::template accumulate<1>(d, a[step], advance(b, step_across(step)));
 }
+// Where a group's columns of K begin: in a box of their own, or in the other group's.
+ROTA_DEVICE constexpr int dq_columns_at(int group) {
+  return group * kDqColumns / kBoxColumns * kTileKv * kBoxPitch +
+         group * kDqColumns % kBoxColumns * 2;
+}
 // d = dS K.
 ROTA_DEVICE void multiply_dq(float (&d)[kDqColumns / 2], Descriptor a, Descriptor b) {
 #pragma unroll
@@ -425,9 +430,8 @@ struct Consumer {
     sync();
     wgmma_fence();
     multiply_dq(dq, describe_along(tile_ds + (unsigned)(kDqByRows ? group * 64 * kBoxPitch : 0)),
-                describe_across(shared + (unsigned)(kSharedK + (kDqByRows ? 0 : group) * kTileKv *
-                                                                   2 * kDqColumns),
-                                kTileKv));
+                describe_across(
+                    shared + (unsigned)(kSharedK + dq_columns_at(kDqByRows ? 0 : group)), kTileKv));
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_touch(dv);
