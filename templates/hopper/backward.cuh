@@ -33,19 +33,21 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
   if (group == 0) {
     registers_lower<kProducerRegisters>();
     if (warp == 0) {
-      Loader loader = {arguments, maps, shared, barriers, Ring<kStagesQ>(1)};
+      Loader loader = {arguments, maps, shared, barriers, Ring<kStagesQ>(1), Ring<kTurnSlots>(1)};
       loader.run(worker);
     } else if (warp <= 2) {
       const int buffer = warp - 1;
       Writer writer = {
           arguments, maps,   shared + (unsigned)(kSharedStaging + buffer * kStagingBytes),
           barriers,  buffer, 0};
+      writer.run();
+    } else {
+      const KeyWriter writer = {arguments, maps, shared, barriers};
       writer.run(worker);
     }
   } else {
     registers_raise<kConsumerRegisters>();
-    Consumer consumer = {arguments,         shared,     barriers, group - 1, warp, lane_index(),
-                         Ring<kStagesQ>(0), Ring<2>(0), false,    0};
+    Consumer consumer = {arguments, shared, barriers, group - 1, warp, 0, 0, Ring<kStagesQ>(0), 0};
     const int chains = uniform(arguments.queue[worker + 1] - arguments.queue[worker]);
     for (int i = 0; i < chains; i++)
       consumer.run_chain(i);
@@ -70,12 +72,11 @@ ROTA_DEVICE void finalise(const RotaArguments &arguments, const RotaTensorMaps &
   const long long tile = query_tile_number(arguments, sequence, row.q_tile, item.head);
   const float *sum = arguments.dq_accumulator + tile * kDqFloats;
   const int lane = lane_index();
-  for (int i = warp_index(); i < kConsumerWarps; i += (int)blockDim.x / kWarp) {
-    const int group = i / 4;
-    const int q = row.q_tile * kTileQ + (kDqByRows ? 64 * group : 0) + i % 4 * 16 + lane / 4;
+  for (int i = warp_index(); i < kDqWarps; i += (int)blockDim.x / kWarp) {
+    const int q = row.q_tile * kTileQ + 16 * i + lane / 4;
 #pragma unroll
     for (int j = 0; j < kDqFragments; j++) {
-      const int column = (kDqByRows ? 0 : group * kDqColumns) + 8 * j + 2 * (lane % 4);
+      const int column = 8 * j + 2 * (lane % 4);
       float x[4];
       load_sum(x, sum + i * (kBlockBytes / 4) + (j * kWarp + lane) * 4);
 #pragma unroll

@@ -4,7 +4,8 @@
 //   S^T [k][q] = K Q^T     dP^T = V dO^T          from shared memory
 //   P^T = exp(S - LSE)     dS^T = P (dP - delta)  in registers, rounded: the A operands of
 //   dV [k][d] += P^T dO    dK += dS^T Q
-//   dQ [q][d] = dS K       dS through shared memory, both warpgroups' keys; rows or columns halved
+//   dQ [q][d] = dS K       dS through shared memory, all warpgroups' keys: one of them makes it,
+//                          a visit later, when the others' dS has long been there
 #ifndef ROTA_HOPPER_BACKWARD_CHAIN_CUH
 #define ROTA_HOPPER_BACKWARD_CHAIN_CUH
 
@@ -17,9 +18,9 @@
 
 namespace rota {
 
-constexpr int kScores = kTileQ / 2;                    // accumulators of S^T and dP^T a thread
-constexpr int kBlocksQ = kTileQ / 16;                  // k steps of dV and dK
-constexpr int kBarrierConsumers = 1, kBarrierRows = 2; // named
+constexpr int kScores = kTileQ / 2;   // accumulators of S^T and dP^T a thread
+constexpr int kBlocksQ = kTileQ / 16; // k steps of dV and dK
+constexpr int kBarrierConsumers = 1;  // named
 
 // LSE as the exponent of a power of two; +inf where a row has no key: P is 0 there.
 ROTA_DEVICE float score_factor(const RotaArguments &arguments) {
@@ -47,11 +48,6 @@ ROTA_DEVICE void accumulate_gradient(float (&d)[kColumns / 2], const unsigned (&
   for (int step = 0; step < kBlocksQ; step++)
     Wgmma<kColumns>::template accumulate<1>(d, a[step], advance(b, step_across(step)));
 }
-// Where a group's columns of K begin: in a box of their own, or in the other group's.
-ROTA_DEVICE constexpr int dq_columns_at(int group) {
-  return group * kDqColumns / kBoxColumns * kTileKv * kBoxPitch +
-         group * kDqColumns % kBoxColumns * 2;
-}
 // d = dS K.
 ROTA_DEVICE void multiply_dq(float (&d)[kDqColumns / 2], Descriptor a, Descriptor b) {
 #pragma unroll
@@ -65,24 +61,13 @@ ROTA_DEVICE void multiply_dq(float (&d)[kDqColumns / 2], Descriptor a, Descripto
   }
 }
 
-// LSE or delta of this lane's columns of S^T: 8 i + 2 t, + 1. In registers early, where there is
-// room.
+// LSE or delta of this lane's columns of S^T: 8 i + 2 t, + 1.
 struct RowValues {
-  static constexpr bool kEarly = kTileQ == 64;
-  float x[kEarly ? kTileQ / 8 : 1][2];
   unsigned rows;
-  ROTA_DEVICE explicit RowValues(unsigned place) : rows(place + 8u * (unsigned)(lane_index() % 4)) {
-    if constexpr (kEarly) {
-#pragma unroll
-      for (int i = 0; i < kTileQ / 8; i++)
-        load_shared_pair(x[i], rows + 32u * (unsigned)i);
-    }
-  }
+  ROTA_DEVICE explicit RowValues(unsigned place)
+      : rows(place + 8u * (unsigned)(lane_index() % 4)) {}
   ROTA_DEVICE void get(float (&pair)[2], int i) const {
-    if constexpr (kEarly)
-      pair[0] = x[i][0], pair[1] = x[i][1];
-    else
-      load_shared_pair(pair, rows + 32u * (unsigned)i);
+    load_shared_pair(pair, rows + 32u * (unsigned)i);
   }
 };
 
@@ -90,17 +75,21 @@ struct Consumer {
   const RotaArguments &arguments;
   unsigned shared;
   Barriers barriers;
-  int group, warp, lane; // warp within the group
-  Ring<kStagesQ> ring;
-  Ring<2> staging;
-  bool any_bad_keys;
-  unsigned bad_keys; // bit r: this lane's key 8 r + g holds a NaN or infinity
+  int group, warp;                // warp within the group
+  int chain_number, visit_number; // of the worker's
+  Ring<kStagesQ> ring;            // the visit's stage
+  // Bit r: this lane's key 8 r + g holds a NaN or infinity; kAny: one of the tile does.
+  unsigned bad_keys;
+  static constexpr unsigned kAny = 4;
 
   ROTA_DEVICE unsigned tile(int place, int bytes, int number) const {
     return shared + (unsigned)(place + number * bytes);
   }
+  ROTA_DEVICE int slot() const { return chain_number % kSlots; }
+  ROTA_DEVICE int chain_parity() const { return chain_number / kSlots & 1; }
+  ROTA_DEVICE unsigned tile_k() const { return tile(kSharedK, kKBytes, slot()); }
   ROTA_DEVICE void arrive(unsigned barrier) const {
-    if (lane == 0)
+    if (hidden(lane_index()) == 0)
       barrier_arrive(barrier);
   }
   ROTA_DEVICE void sync() const { named_barrier_sync(kBarrierConsumers, kConsumerThreads); }
@@ -116,7 +105,7 @@ struct Consumer {
                          Chunk{{0, 0, 0, 0}});
   }
   ROTA_DEVICE void clear_keys(int from) const {
-    clear_rows<kPaddedK, kTileKv>(shared + kSharedK, from);
+    clear_rows<kPaddedK, kTileKv>(tile_k(), from);
     clear_rows<kPaddedV, kTileKv>(shared + kSharedV, from);
     fence_shared_for_engines();
     sync();
@@ -137,8 +126,7 @@ struct Consumer {
     for (int i = thread; i < kTileKv * kPaddedK / 64; i += kConsumerThreads)
 #pragma unroll
       for (int j = 0; j < 8; j++) {
-        const Chunk x =
-            load_shared_chunk(shared + (unsigned)(kSharedK + i * kBoxPitch + (j ^ i % 8) * 16));
+        const Chunk x = load_shared_chunk(tile_k() + (unsigned)(i * kBoxPitch + (j ^ i % 8) * 16));
 #pragma unroll
         for (int word = 0; word < 4; word++)
           found |= packed_not_finite(x.word[word], Element());
@@ -153,20 +141,17 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kTileKv / 32; i++)
       any |= load_shared_word(bits + 4u * (unsigned)i);
-    any_bad_keys = any != 0;
-    bad_keys = 0;
-    if (!any_bad_keys)
+    if (any == 0)
       return;
     const int key = kKeys * group + 16 * warp + hidden(lane_index()) / 4;
-    const unsigned word = load_shared_word(bits + 4u * (unsigned)(key / 32));
-    bad_keys = (word >> key % 32 & 1u) | (word >> (key % 32 + 8) & 1u) << 1;
+    const unsigned word = load_shared_word(bits + 4u * (unsigned)(key / 32)) >> key % 32;
+    bad_keys = (word & 1u) | (word >> 7 & 2u) | kAny;
     for (int i = thread; i < kTileKv * kPaddedK / 64; i += kConsumerThreads) {
       const int row = i % kTileKv;
       if (load_shared_word(bits + 4u * (unsigned)(row / 32)) >> row % 32 & 1u)
 #pragma unroll
         for (int j = 0; j < 8; j++)
-          store_shared_chunk(shared + (unsigned)(kSharedK + i * kBoxPitch + 16 * j),
-                             Chunk{{0, 0, 0, 0}});
+          store_shared_chunk(tile_k() + (unsigned)(i * kBoxPitch + 16 * j), Chunk{{0, 0, 0, 0}});
     }
     fence_shared_for_engines();
     sync();
@@ -174,78 +159,99 @@ struct Consumer {
 
   // ---- Elementwise ----
 
-  // s becomes P (times the score's derivative, for dS), p is P rounded. What is not allowed becomes
-  // 0.
-  template <bool kPartial>
-  ROTA_DEVICE void probabilities(const RotaSequence &sequence, int first_key, const Visit &visit,
+  ROTA_DEVICE Position position(const RotaSequence &sequence, int kv_tile, const Visit &visit,
+                                int bit) const {
+    const int lane = hidden(lane_index());
+    const int q = visit.q_tile * kTileQ + 2 * (lane % 4) + bit / 4 * 8 + bit % 2;
+    const int key = kv_tile * kTileKv + kKeys * group + 16 * warp + lane / 4 + bit % 4 / 2 * 8;
+    return {q, key, visit.head, sequence.batch, sequence.n_q, sequence.n_k};
+  }
+  // One version for tiles of every kind, and corrections in place afterwards: with a version for
+  // masks and another without, the accumulators of both are live.
+  //
+  // s becomes P; with a score P times the score's derivative, for dS, and p is P rounded.
+  ROTA_DEVICE void probabilities(const ChainWords &chain, const Visit &visit,
                                  const RowValues &lse_of, float (&s)[kScores],
                                  unsigned (&p)[kBlocksQ][4]) const {
-    const int lane = hidden(lane_index());
-    const int first_q = visit.q_tile * kTileQ + 2 * (lane % 4);
-    const int key = first_key + kKeys * group + 16 * warp + lane / 4;
-    const float nan = __uint_as_float(0x7fffffffu), factor = score_factor(arguments);
-    const bool bad[2] = {kPartial && kHasMask && (bad_keys & 1u),
-                         kPartial && kHasMask && (bad_keys & 2u)};
-    const float key_factor[2] = {!kHasScore && bad[0] ? nan : factor,
-                                 !kHasScore && bad[1] ? nan : factor};
+    const float factor = score_factor(arguments);
 #pragma unroll
     for (int i = 0; i < kTileQ / 8; i++) {
       float lse[2], x[4];
       lse_of.get(lse, i);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const Position at = {first_q + 8 * i + j % 2, key + 8 * (j / 2), visit.head,
-                             sequence.batch,          sequence.n_q,      sequence.n_k};
         const int bit = 4 * i + j;
-        float slope = 1.0f;
-        x[j] = probability<kPartial>(at, s[bit] * key_factor[j / 2], lse[j % 2], bad[j / 2], slope);
-        s[bit] = kHasScore ? x[j] * slope : x[j];
+        x[j] = s[bit] * factor;
+        if constexpr (kHasScore) {
+          Position at = position(chain.sequence, chain.kv_tile, visit, bit);
+          at.q = clamp_index<kScoreUsesTensors>(at.q, at.n_q);
+          at.k = clamp_index<kScoreUsesTensors>(at.k, at.n_k);
+          const float slope = score_slope(x[j], at, arguments);
+          x[j] = exp2_fast(kLog2E * score_value(x[j], at, arguments) - lse[j % 2]);
+          s[bit] = x[j] * slope;
+        } else {
+          s[bit] = exp2_fast(x[j] - lse[j % 2]);
+        }
       }
-      p[i / 2][i % 2 * 2] = pack(x[0], x[1], Element());
-      p[i / 2][i % 2 * 2 + 1] = pack(x[2], x[3], Element());
+      if constexpr (kHasScore) {
+        p[i / 2][i % 2 * 2] = pack(x[0], x[1], Element());
+        p[i / 2][i % 2 * 2 + 1] = pack(x[2], x[3], Element());
+      }
     }
   }
-  template <bool kPartial>
-  ROTA_DEVICE float probability(Position at, float x, float lse, bool bad, float &slope) const {
-    bool is_allowed = true;
-    if constexpr (kPartial || kHasScore) {
-      constexpr bool kClamp = kMaskUsesTensors || kScoreUsesTensors;
+  // P is 0 where nothing may be seen, and NaN for keys that are not finite.
+  ROTA_DEVICE void mask_probabilities(const ChainWords &chain, const Visit &visit,
+                                      float (&s)[kScores], unsigned (&p)[kBlocksQ][4]) const {
+    const float nan = __uint_as_float(0x7fffffffu);
+#pragma unroll
+    for (int bit = 0; bit < kScores; bit++) {
+      Position at = position(chain.sequence, chain.kv_tile, visit, bit);
       const bool exists = at.q < at.n_q && at.k < at.n_k;
-      at.q = clamp_index<kClamp>(at.q, at.n_q);
-      at.k = clamp_index<kClamp>(at.k, at.n_k);
-      if constexpr (kPartial)
-        is_allowed = exists && mask_allows(at, arguments);
+      at.q = clamp_index<kMaskUsesTensors>(at.q, at.n_q);
+      at.k = clamp_index<kMaskUsesTensors>(at.k, at.n_k);
+      const bool is_allowed = exists && mask_allows(at, arguments);
+      const bool bad = kHasMask && (bad_keys >> bit % 4 / 2 & 1u);
+      s[bit] = !is_allowed ? 0.0f : bad ? nan : s[bit];
       if constexpr (kHasScore) {
-        slope = score_slope(x, at, arguments);
-        x = bad ? __uint_as_float(0x7fffffffu) : kLog2E * score_value(x, at, arguments);
+        unsigned &word = p[bit / 8][bit % 8 / 2];
+        const unsigned half = bit % 2 ? 0xffff0000u : 0xffffu;
+        word = !is_allowed ? word & ~half : bad ? word | half : word;
       }
     }
-    const float p = exp2_fast(x - lse);
-    return is_allowed ? p : 0.0f;
   }
 
-  // dS = P (dP - delta), rounded; zeros where P is 0, whatever dP is there.
-  template <bool kPartial>
-  ROTA_DEVICE void score_gradients(const RowValues &delta_of, const float (&p)[kScores],
-                                   const float (&dp)[kScores], unsigned (&ds)[kBlocksQ][4]) const {
+  // dS = P (dP - delta), rounded; P too, without a score.
+  ROTA_DEVICE void score_gradients(const RowValues &delta_of, const float (&s)[kScores],
+                                   const float (&dp)[kScores], unsigned (&p)[kBlocksQ][4],
+                                   unsigned (&ds)[kBlocksQ][4]) const {
 #pragma unroll
     for (int i = 0; i < kTileQ / 8; i++) {
       float delta[2], x[4];
       delta_of.get(delta, i);
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const int bit = 4 * i + j;
-        x[j] = p[bit] * (dp[bit] - delta[j % 2]);
-        if constexpr (kPartial)
-          x[j] = p[bit] == 0.0f ? 0.0f : x[j];
+      if constexpr (!kHasScore) {
+        p[i / 2][i % 2 * 2] = pack(s[4 * i], s[4 * i + 1], Element());
+        p[i / 2][i % 2 * 2 + 1] = pack(s[4 * i + 2], s[4 * i + 3], Element());
       }
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        x[j] = s[4 * i + j] * (dp[4 * i + j] - delta[j % 2]);
       ds[i / 2][i % 2 * 2] = pack(x[0], x[1], Element());
       ds[i / 2][i % 2 * 2 + 1] = pack(x[2], x[3], Element());
     }
   }
+  // dS is 0 where P is, whatever dP and delta are there.
+  ROTA_DEVICE void mask_score_gradients(const unsigned (&p)[kBlocksQ][4],
+                                        unsigned (&ds)[kBlocksQ][4]) const {
+#pragma unroll
+    for (int i = 0; i < kBlocksQ; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        ds[i][j] &= (p[i][j] & 0xffffu ? 0xffffu : 0u) | (p[i][j] >> 16 ? 0xffff0000u : 0u);
+  }
 
   // dS [q][k] from the fragments of dS^T: box `group`, 16 keys of the warp.
   ROTA_DEVICE void store_ds(unsigned to, const unsigned (&ds)[kBlocksQ][4]) const {
+    const int lane = hidden(lane_index());
     const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
     const unsigned at =
         to + (unsigned)(group * kTileQ * kBoxPitch + row * kBoxPitch + (chunk ^ lane % 8) * 16);
@@ -256,27 +262,16 @@ struct Consumer {
 
   // ---- Staging ----
 
-  ROTA_DEVICE unsigned wait_staging() {
-    barrier_wait_phase(barriers.unstaged(staging.stage), staging.parity);
-    return tile(kSharedStaging, kStagingBytes, staging.stage);
-  }
-  ROTA_DEVICE void finish_staging() {
-    fence_shared_for_engines();
-    __syncwarp();
-    arrive(barriers.staged(staging.stage));
-    staging.advance();
-  }
   // A dQ partial in the order of its fragments, for the writer to add; or, by the last to
   // contribute, added to the sum that lies there, scaled and rounded, as boxes.
-  ROTA_DEVICE void stage_dq(float (&dq)[kDqColumns / 2], const Visit &visit,
-                            const ChainWords &chain) {
-    const unsigned buffer = wait_staging();
-    const unsigned block =
-        buffer + (unsigned)((4 * group + warp) * kBlockBytes + 16 * hidden(lane_index()));
-    if (kOrdered && visit.last) {
-      if (visit.rank > 0)
+  ROTA_DEVICE void stage_dq(float (&dq)[kDqColumns / 2], const Turn &turn, const ChainWords &chain,
+                            unsigned buffer) const {
+    const unsigned block = buffer + (unsigned)(warp * kBlockBytes + 16 * hidden(lane_index()));
+    if (turn.kind == Turn::kFinished) {
+      if (turn.rank > 0)
         add_sum(dq, block);
-      round_dq(dq, buffer, rows_left(chain, visit));
+      const RotaSequence &sequence = chain.sequence;
+      round_dq(dq, buffer, sequence.n_q + (int)sequence.begin_q - turn.row);
       return;
     }
 #pragma unroll
@@ -284,14 +279,10 @@ struct Consumer {
       store_shared_floats(block + 16u * kWarp * i, dq, 4 * i);
   }
   // For `exact`: to integers. Rows that are not finite are looked for where there may be some.
-  ROTA_DEVICE void make_fixed(float (&dq)[kDqColumns / 2], const Visit &visit,
+  ROTA_DEVICE void make_fixed(float (&dq)[kDqColumns / 2], const Turn &turn,
                               const ChainWords &chain) const {
-    const int row = (kDqByRows ? 64 * group : 0) + 16 * warp;
-    if (overflows_early(Element()) || (kHasMask && uniform(any_bad_keys)))
-      spoil_rows(dq,
-                 factors_of(arguments,
-                            query_tile_number(arguments, chain.sequence, visit.q_tile, visit.head)),
-                 row);
+    if (overflows_early(Element()) || (kHasMask && uniform(bad_keys != 0)))
+      spoil_rows(dq, factors_of(arguments, turn.tile), 16 * warp);
     round_sums(dq, key_factor(arguments, chain.sequence, chain.kv_head));
   }
   ROTA_DEVICE void add_sum(float (&dq)[kDqColumns / 2], unsigned block) const {
@@ -306,12 +297,8 @@ struct Consumer {
     __syncwarp(); // all have read what boxes overwrite
   }
   ROTA_DEVICE void round_dq(const float (&dq)[kDqColumns / 2], unsigned buffer, int left) const {
-    constexpr bool kShared = kDqColumns % kBoxColumns != 0; // boxes, with the other group
-    const int lane = hidden(lane_index());
-    const int block_row = (kDqByRows ? 64 * group : 0) + 16 * warp;
-    const int row = block_row + lane / 4, first_chunk = kShared ? group * kDqFragments : 0;
-    const unsigned to = buffer + (unsigned)(dq_box(kDqByRows ? 0 : group * kDqColumns, block_row) +
-                                            lane % 16 * kBoxPitch);
+    const int lane = hidden(lane_index()), row = 16 * warp + lane / 4;
+    const unsigned to = buffer + (unsigned)(warp * kBlockBytes + lane % 16 * kBoxPitch);
 #pragma unroll
     for (int i = 0; i < kDqFragments; i += 2) {
       unsigned x[4];
@@ -322,17 +309,17 @@ struct Consumer {
                    ? pack(arguments.scale * dq[at], arguments.scale * dq[at + 1], Element())
                    : 0u;
       }
-      store_matrices(to + (unsigned)(((first_chunk + i + lane / 16) ^ lane % 8) * 16), x);
+      store_matrices(to + (unsigned)(i / 8 * kBoxBytes + ((i % 8 + lane / 16) ^ lane % 8) * 16), x);
     }
   }
-  // dK or dV as boxes of rounded elements; zeros for keys beyond n_k.
+  // This warp's rows of dK or dV as boxes of rounded elements; zeros for keys beyond n_k.
   template <int kColumns>
   ROTA_DEVICE void stage_gradient(const float (&d)[kColumns / 2], float scale,
-                                  const ChainWords &chain) {
+                                  const ChainWords &chain, unsigned tile) const {
     const int left = chain.sequence.n_k - chain.kv_tile * kTileKv, lane = hidden(lane_index());
     const int first = kKeys * group + 16 * warp, row = first + lane % 16, chunk = lane / 16;
     const bool first_used = first + lane / 4 < left, second_used = first + lane / 4 + 8 < left;
-    const unsigned to = wait_staging() + (unsigned)(row * kBoxPitch);
+    const unsigned to = tile + (unsigned)(row * kBoxPitch);
 #pragma unroll
     for (int i = 0; i < kColumns / 8; i += 2) {
       unsigned x[4];
@@ -346,22 +333,31 @@ struct Consumer {
       store_matrices(
           to + (unsigned)(i / 8 * kTileKv * kBoxPitch + ((i % 8 + chunk) ^ lane % 8) * 16), x);
     }
-    finish_staging();
+    fence_shared_for_engines();
+    __syncwarp();
+  }
+  // dV in its turn. Who comes early must not take the buffer's last turn for its own: it waits for
+  // what was staged then.
+  ROTA_DEVICE void stage_dv(const float (&dv)[kPaddedV / 2], const ChainWords &chain) const {
+    const int turn = visit_number + chain_number, buffer = turn % 2;
+    barrier_wait_phase(barriers.staged(buffer), (turn - 2) >> 1 & 1);
+    barrier_wait_phase(barriers.unstaged(buffer), turn >> 1 & 1);
+    stage_gradient<kPaddedV>(dv, 1.0f, chain, tile(kSharedStaging, kStagingBytes, buffer));
+    arrive(barriers.staged(buffer));
   }
 
   // ---- A visit ----
 
   // Its first two products, under way; S^T is the older.
-  ROTA_DEVICE void begin_products(float (&s)[kScores], float (&dp)[kScores],
-                                  int chain_parity) const {
+  ROTA_DEVICE void begin_products(float (&s)[kScores], float (&dp)[kScores]) const {
     const int stage = ring.stage, parity = ring.parity;
     const unsigned keys = (unsigned)(group * kKeys * kBoxPitch);
     barrier_wait_phase(barriers.full_q(stage), parity);
     wgmma_fence();
-    multiply_along<kPaddedK>(s, describe_along(shared + kSharedK + keys),
+    multiply_along<kPaddedK>(s, describe_along(tile_k() + keys),
                              describe_along(tile(kSharedQ, kQBytes, stage)));
     wgmma_commit();
-    barrier_wait_phase(barriers.full_v(), chain_parity);
+    barrier_wait_phase(barriers.full_v(), chain_number & 1);
     barrier_wait_phase(barriers.full_do(stage), parity);
     wgmma_fence();
     multiply_along<kPaddedV>(dp, describe_along(shared + kSharedV + keys),
@@ -370,7 +366,9 @@ struct Consumer {
   }
   ROTA_DEVICE Visit read_visit(int kv_head) const {
     const unsigned at = shared + (unsigned)(kSharedVisit + 8 * ring.stage);
-    return unpack_visit({load_shared_word(at), load_shared_word(at + 4)}, kv_head);
+    return unpack_visit({(unsigned)uniform((int)load_shared_word(at)),
+                         (unsigned)uniform((int)load_shared_word(at + 4))},
+                        kv_head);
   }
   // Rows of the visit's query tile that exist.
   ROTA_DEVICE int rows_left(const ChainWords &chain, const Visit &visit) const {
@@ -381,94 +379,130 @@ struct Consumer {
                                  float (&dp)[kScores], unsigned (&p)[kBlocksQ][4],
                                  unsigned (&ds)[kBlocksQ][4]) const {
     const Visit visit = read_visit(chain.kv_head);
-    const int first_key = chain.kv_tile * kTileKv, left = rows_left(chain, visit);
+    const int left = rows_left(chain, visit);
     // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already; P becomes 0.
-    const bool partial = uniform(visit.partial || any_bad_keys || left < kTileQ);
+    const bool partial = uniform(visit.partial || bad_keys != 0 || left < kTileQ);
     if (left < kTileQ) {
       wgmma_wait<0>();
       clear_queries(left);
     }
-    const RowValues lse(tile(kSharedLse, kRowBytes, ring.stage));
     wgmma_wait<1>();
     wgmma_touch(s);
+    probabilities(chain, visit, RowValues(tile(kSharedLse, kRowBytes, ring.stage)), s, p);
     if (partial)
-      probabilities<true>(chain.sequence, first_key, visit, lse, s, p);
-    else
-      probabilities<false>(chain.sequence, first_key, visit, lse, s, p);
-    const RowValues delta(tile(kSharedDelta, kRowBytes, ring.stage));
+      mask_probabilities(chain, visit, s, p);
     wgmma_wait<0>();
     wgmma_touch(dp);
     if (last)
       arrive(barriers.empty_v());
+    score_gradients(RowValues(tile(kSharedDelta, kRowBytes, ring.stage)), s, dp, p, ds);
     if (partial)
-      score_gradients<true>(delta, s, dp, ds);
-    else
-      score_gradients<false>(delta, s, dp, ds);
+      mask_score_gradients(p, ds);
   }
 
-  // The order of products is the fastest of those measured: dV runs while the warpgroups exchange
-  // dS, dK while dQ is staged.
-  ROTA_DEVICE void run_visit(const ChainWords &chain, int chain_parity, bool last,
+  // All but its dQ, which is made a visit later. `idle`: the warpgroup's keys are beyond the end.
+  ROTA_DEVICE void run_visit(const ChainWords &chain, bool first, bool last, bool idle,
                              float (&dk)[kPaddedK / 2], float (&dv)[kPaddedV / 2]) {
     const int stage = ring.stage;
-    const unsigned tile_ds = tile(kSharedDs, kDsBytes, stage);
-    float s[kScores], dp[kScores], dq[kDqColumns / 2];
-    unsigned p[kBlocksQ][4], ds[kBlocksQ][4];
-    begin_products(s, dp, chain_parity);
-    make_operands(chain, last, s, dp, p, ds);
+    unsigned p[kBlocksQ][4] = {}, ds[kBlocksQ][4] = {};
+    if (!idle) {
+      float s[kScores], dp[kScores];
+      begin_products(s, dp);
+      make_operands(chain, last, s, dp, p, ds);
+    } else {
+      wait_visit(chain);
+      if (last)
+        arrive(barriers.empty_v());
+    }
+    wait_used(visit_number - 2);
+    if (first)
+      wait_stored_k();
     if constexpr (kExact) {
       unsigned scaled[kBlocksQ][4];
       scale_scores(scaled, ds, tile(kSharedFactor, kFactorBytes, stage));
-      store_ds(tile_ds, scaled);
+      store_ds(tile(kSharedDs, kDsBytes, visit_number % 2), scaled);
     } else {
-      store_ds(tile_ds, ds);
+      store_ds(tile(kSharedDs, kDsBytes, visit_number % 2), ds);
     }
-    wgmma_fence();
-    accumulate_gradient<kPaddedV>(dv, p, describe_across(tile(kSharedDo, kDoBytes, stage), kTileQ));
-    wgmma_commit();
+    if (!idle) {
+      wgmma_fence();
+      accumulate_gradient<kPaddedV>(dv, p,
+                                    describe_across(tile(kSharedDo, kDoBytes, stage), kTileQ));
+      accumulate_gradient<kPaddedK>(dk, ds,
+                                    describe_across(tile(kSharedQ, kQBytes, stage), kTileQ));
+      wgmma_commit();
+    }
     fence_shared_for_engines();
-    sync();
-    wgmma_fence();
-    multiply_dq(dq, describe_along(tile_ds + (unsigned)(kDqByRows ? group * 64 * kBoxPitch : 0)),
-                describe_across(
-                    shared + (unsigned)(kSharedK + dq_columns_at(kDqByRows ? 0 : group)), kTileKv));
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_touch(dv);
-    arrive(barriers.empty_do(stage));
-    wgmma_fence();
-    accumulate_gradient<kPaddedK>(dk, ds, describe_across(tile(kSharedQ, kQBytes, stage), kTileQ));
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_touch(dq);
-    if (last)
-      arrive(barriers.empty_k());
-    const Visit visit = read_visit(chain.kv_head); // again: registers are short
-    if constexpr (kExact)
-      make_fixed(dq, visit, chain);
-    stage_dq(dq, visit, chain);
-    finish_staging();
+    __syncwarp();
+    arrive(barriers.exchanged(visit_number % 2));
     wgmma_wait<0>();
+    wgmma_touch(dv);
     wgmma_touch(dk);
+    arrive(barriers.empty_do(stage));
     arrive(barriers.empty_q(stage));
+    if (!first)
+      run_dq(chain);
     ring.advance();
+    visit_number++;
+  }
+  // An idle warpgroup's part.
+  ROTA_DEVICE void wait_visit(const ChainWords &chain) const {
+    barrier_wait_phase(barriers.full_q(ring.stage), ring.parity);
+    barrier_wait_phase(barriers.full_do(ring.stage), ring.parity);
+    const int left = rows_left(chain, read_visit(chain.kv_head));
+    if (left < kTileQ)
+      clear_queries(left);
+  }
+  // Until that visit's dQ has been made; also where there is no such visit.
+  ROTA_DEVICE void wait_used(int visit) const {
+    barrier_wait_phase(barriers.used(visit & 1), visit >> 1 & 1);
+  }
+  // Until the last chain's dK has left the place of dS.
+  ROTA_DEVICE void wait_stored_k() const {
+    barrier_wait_phase(barriers.stored_k(), (chain_number & 1) ^ 1);
+  }
+  // dQ of the visit before this one, if it is this warpgroup's turn: that of the visit's stage.
+  ROTA_DEVICE void run_dq(const ChainWords &chain) const {
+    if (group != (ring.stage == 0 ? kStagesQ : ring.stage) - 1)
+      return;
+    const int visit = visit_number - 1, exchange = visit % 2;
+    const int turn_number = visit + chain_number, buffer = turn_number % 2;
+    float dq[kDqColumns / 2];
+    barrier_wait_phase(barriers.recorded(turn_number % kTurnSlots), turn_number / kTurnSlots & 1);
+    const Turn &turn = turn_of(turn_number);
+    barrier_wait_phase(barriers.exchanged(exchange), visit / 2 & 1);
+    wgmma_fence();
+    multiply_dq(dq, describe_along(tile(kSharedDs, kDsBytes, exchange)),
+                describe_across(tile_k(), kTileKv));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_touch(dq);
+    arrive(barriers.used(exchange));
+    if constexpr (kExact)
+      make_fixed(dq, turn, chain);
+    barrier_wait_phase(barriers.unstaged(buffer), turn_number / 2 & 1);
+    stage_dq(dq, turn, chain, tile(kSharedStaging, kStagingBytes, buffer));
+    fence_shared_for_engines();
+    __syncwarp();
+    if (hidden(lane_index()) == 0)
+      barrier_arrive_times(barriers.staged(buffer), kConsumerGroups);
   }
 
   // ---- A chain ----
 
   // Keys past the end and keys that are not finite, gone from the tiles.
-  ROTA_DEVICE void clean_keys(const ChainWords &chain, int parity) {
+  ROTA_DEVICE void clean_keys(const ChainWords &chain) {
     const int left = uniform(chain.sequence.n_k - chain.kv_tile * kTileKv);
-    any_bad_keys = false;
+    bad_keys = 0;
     if (left < kTileKv) {
-      barrier_wait_phase(barriers.full_v(), parity);
+      barrier_wait_phase(barriers.full_v(), chain_number & 1);
       clear_keys(left);
     }
     if (kHasMask)
       remove_bad_keys();
   }
   ROTA_DEVICE void run_chain(int number) {
-    const int parity = number & 1;
+    chain_number = number;
     float dk[kPaddedK / 2], dv[kPaddedV / 2];
 #pragma unroll
     for (int i = 0; i < kPaddedK / 2; i++)
@@ -476,20 +510,27 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kPaddedV / 2; i++)
       dv[i] = 0.0f;
-    barrier_wait_phase(barriers.full_k(), parity);
+    barrier_wait_phase(barriers.full_k(slot()), chain_parity());
     const ChainWords &chain = chain_words(number);
     const int visits = uniform(chain.visit_end - chain.visit_begin);
-    clean_keys(chain, parity);
+    clean_keys(chain);
+    const bool idle = uniform(chain.sequence.n_k - chain.kv_tile * kTileKv - kKeys * group) <= 0;
 #pragma unroll 1
-    for (int i = 0; i < visits; i++)
-      run_visit(chain, parity, i + 1 == visits, dk, dv);
-    if (visits == 0) { // the copies of this phase must be over before the next is announced
-      barrier_wait_phase(barriers.full_v(), parity);
+    for (int left = visits; left > 0; left--)
+      run_visit(chain, left == visits, left == 1, idle, dk, dv);
+    if (visits > 0) {
+      run_dq(chain);
+    } else { // the copies of this phase must be over before the next is announced
+      barrier_wait_phase(barriers.full_v(), chain_number & 1);
       arrive(barriers.empty_v());
-      arrive(barriers.empty_k());
+      wait_stored_k();
     }
-    stage_gradient<kPaddedV>(dv, 1.0f, chain);
-    stage_gradient<kPaddedK>(dk, arguments.scale, chain);
+    arrive(barriers.empty_k(slot()));
+    wait_used(visit_number - 2); // dQ of all visits have been made
+    wait_used(visit_number - 1);
+    stage_gradient<kPaddedK>(dk, arguments.scale, chain, shared + kSharedDs);
+    arrive(barriers.staged_k());
+    stage_dv(dv, chain);
   }
 };
 

@@ -1,21 +1,30 @@
 // The backward pass on wgmma: sizes, shared memory, barriers, and what its warps tell each other.
 //
 //   warpgroup 0   warp 0: loads K, V and every visit's Q, dO, LSE, delta
-//                 warps 1, 2: add dQ partials in turn, store what is finished
+//                 warps 1, 2: add dQ partials in turn, store finished dQ, and dV
+//                 warp 3: stores dK
 //   warpgroup 1   keys 0 .. 63 of the kv tile
 //   warpgroup 2   keys 64 .. 127
+//   warpgroup 3   keys 128 .. 191, up to head dim 64
 //
-// A worker's work is a stream of visits, chain after chain. Barriers, with who waits for whom:
+// A worker's work is a stream of visits, chain after chain. There are as many stages of Q and dO as
+// warpgroups of consumers, and a visit's dQ, over the keys of all, is made by the one whose number
+// is that of the visit's stage. Barriers, with who waits for whom:
 //
-//   full_k, full_v         loader -> consumers     once a chain
-//   empty_k, empty_v       consumers -> loader     once a chain, 8 warps
+//   full_k, full_v         loader -> consumers     once a chain; K by slot
+//   empty_k, empty_v       consumers -> loader     once a chain, all warps
 //   full_q, full_do        loader -> consumers     once a visit, by stage
-//   empty_q, empty_do      consumers -> loader     once a visit, by stage, 8 warps
-//   staged                 consumers -> writer     a dQ partial lies in staging buffer b; 8 warps
+//   empty_q, empty_do      consumers -> loader     once a visit, by stage, all warps
+//   exchanged              consumers -> consumers  the visit's dS lies in buffer b; all warps
+//   used                   consumers -> consumers  its dQ is made; 4 warps
+//   staged_k               consumers -> warp 3     in the place of dS lies dK; all warps
+//   stored_k               warp 3 -> consumers     it has been read
+//   recorded, taken        loader <-> writers      what the next turn is, by slot
+//   staged                 consumers -> writer     a dQ partial or dV lies in staging buffer b
 //   unstaged               writer -> consumers     it may be written, or added to what it holds
 //
-// A chain of n visits fills n + 2 staging buffers: its dQ partials, then dV, then dK. The two take
-// turns, and each has its own writer, so that a writer has the time of two visits.
+// A chain of n visits fills n + 1 staging buffers: its dQ partials, then dV. The two take turns,
+// and each has its own writer, so that a writer has the time of two visits.
 #ifndef ROTA_HOPPER_BACKWARD_SHARED_CUH
 #define ROTA_HOPPER_BACKWARD_SHARED_CUH
 
@@ -33,43 +42,38 @@ namespace rota {
 // Head dims padded to whole boxes, with zeros that the copy engine brings.
 constexpr int kPaddedK = round_up(kHeadDim, kBoxColumns);
 constexpr int kPaddedV = round_up(kHeadDimV, kBoxColumns);
-constexpr int kConsumerGroups = 2, kConsumerWarps = 4 * kConsumerGroups;
+constexpr int kKeys = 64; // of a warpgroup: the rows of its products
+constexpr int kConsumerGroups = kTileKv / kKeys, kConsumerWarps = 4 * kConsumerGroups;
 constexpr int kConsumerThreads = kConsumerWarps * kWarp;
-constexpr int kKeys = kTileKv / kConsumerGroups; // of a warpgroup
-static_assert(kKeys == 64, "a warpgroup's products have 64 rows");
-static_assert(kTileQ == 64 || kTileQ == 128, "see dQ");
+static_assert(kTileKv % kKeys == 0 && kTileQ == 64, "dQ has 64 rows, too");
 
-// dQ [q][d] = dS K: with 128 queries each warpgroup has 64 of them, with 64 half the columns.
-constexpr bool kDqByRows = kTileQ == 128;
-constexpr int kDqColumns = kDqByRows ? kPaddedK : kPaddedK / kConsumerGroups;
-constexpr int kDqFragments = kDqColumns / 8; // of 16 bytes a thread
+constexpr int kDqFragments = kPaddedK / 8; // of 16 bytes a thread
 constexpr int kDqFloats = kTileQ * kPaddedK;
+constexpr int kDqColumns = kPaddedK, kDqWarps = 4; // that one warpgroup makes
 constexpr bool kOrdered = kAtomic == 0;
 
-constexpr int kStagesQ = 2;
+constexpr int kStagesQ = kConsumerGroups;
+constexpr int kSlots = kConsumerGroups == 3 ? 2 : 1; // of K, where there is room
 constexpr int kKBytes = kTileKv * kPaddedK * 2, kVBytes = kTileKv * kPaddedV * 2;
 constexpr int kQBytes = kTileQ * kPaddedK * 2, kDoBytes = kTileQ * kPaddedV * 2;
 constexpr int kDsBytes = kTileQ * kTileKv * 2;
-constexpr int kStagingBytes = larger(kDqFloats * 4, larger(kKBytes, kVBytes));
+constexpr int kStagingBytes = larger(kDqFloats * 4, kVBytes);
 constexpr int kRowBytes = kTileQ * 4;                 // LSE or delta of a tile
 constexpr int kFactorBytes = kExact ? kTileQ * 2 : 0; // see backward_exact.cuh
 
-// A staged dQ partial lies in the order of its fragments: float [group][warp][fragment][lane][4],
-// group and warp those of the consumers. What one warp holds, 16 rows, is a block. In a finished
-// tile each block has become a box of 16 rows at the block's place, or, where two groups share the
-// 64 columns of a box, behind the blocks.
-constexpr int kBlockBytes = kDqFragments * kWarp * 16;
+// A staged dQ partial lies in the order of its fragments: float [warp][fragment][lane][4]. What one
+// warp holds, 16 rows, is a block. In a finished tile each block has become boxes of 16 rows, one
+// after another, at the block's place.
+constexpr int kBlockBytes = kDqFragments * kWarp * 16, kBoxBytes = 16 * kBoxPitch;
 ROTA_DEVICE constexpr int dq_box(int column, int row) {
-  if (kDqColumns % kBoxColumns == 0)
-    return ((kDqByRows ? 0 : column / kBoxColumns * 4) + row / 16) * kBlockBytes;
-  return kDqFloats * 4 + row / 16 * 16 * kBoxPitch;
+  return row / 16 * kBlockBytes + column / kBoxColumns * kBoxBytes;
 }
-static_assert(!kDqByRows || kPaddedK == kBoxColumns, "a box of columns");
-static_assert(kDqColumns % kBoxColumns == 0 || kStagingBytes >= kDqFloats * 6, "place for boxes");
+
+static_assert(kKBytes <= 2 * kDsBytes, "room for dK");
 
 // Places in dynamic shared memory; tiles at multiples of 1024.
 constexpr int kSharedK = 0;
-constexpr int kSharedV = kSharedK + kKBytes;
+constexpr int kSharedV = kSharedK + kSlots * kKBytes;
 constexpr int kSharedQ = kSharedV + kVBytes;
 constexpr int kSharedDo = kSharedQ + kStagesQ * kQBytes;
 constexpr int kSharedDs = kSharedDo + kStagesQ * kDoBytes; // two
@@ -80,10 +84,12 @@ constexpr int kSharedFactor = kSharedDelta + kStagesQ * kRowBytes;
 constexpr int kSharedChain = kSharedFactor + kStagesQ * kFactorBytes; // ChainWords
 constexpr int kChainSlots = 4, kChainBytes = 80;
 constexpr int kSharedVisit = kSharedChain + kChainSlots * kChainBytes; // RotaVisit by stage
-constexpr int kSharedBadKeys = kSharedVisit + 8 * kStagesQ;            // a bit per key
-constexpr int kSharedWorker = kSharedBadKeys + kTileKv / 8;
+constexpr int kSharedTurns = kSharedVisit + 8 * kStagesQ;              // Turn
+constexpr int kTurnSlots = kExact && kStagesQ == 2 ? 4 : 8, kTurnBytes = 32;
+constexpr int kSharedBadKeys = kSharedTurns + kTurnSlots * kTurnBytes; // a bit per key
+constexpr int kSharedWorker = kSharedBadKeys + 32;
 constexpr int kSharedBarriers = kSharedWorker + 16;
-constexpr int kBarriers = 16;
+constexpr int kBarriers = 12 + 2 * kSlots + 4 * kStagesQ + 2 * kTurnSlots;
 constexpr int kSharedEnd = kSharedBarriers + 8 * kBarriers;
 static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the tiles");
 
@@ -91,22 +97,33 @@ static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the 
 struct Barriers {
   unsigned first;
   ROTA_DEVICE unsigned at(int i) const { return first + 8u * (unsigned)i; }
-  ROTA_DEVICE unsigned full_k() const { return at(0); }
-  ROTA_DEVICE unsigned full_v() const { return at(1); }
-  ROTA_DEVICE unsigned empty_k() const { return at(2); }
-  ROTA_DEVICE unsigned empty_v() const { return at(15); }
-  ROTA_DEVICE unsigned full_q(int stage) const { return at(3 + stage); }
-  ROTA_DEVICE unsigned full_do(int stage) const { return at(5 + stage); }
-  ROTA_DEVICE unsigned empty_q(int stage) const { return at(7 + stage); }
-  ROTA_DEVICE unsigned empty_do(int stage) const { return at(9 + stage); }
-  ROTA_DEVICE unsigned staged(int buffer) const { return at(11 + buffer); }
-  ROTA_DEVICE unsigned unstaged(int buffer) const { return at(13 + buffer); }
+  // One thread arrives,
+  ROTA_DEVICE unsigned unstaged(int buffer) const { return at(buffer); }
+  ROTA_DEVICE unsigned recorded(int slot) const { return at(2 + slot); }
+  ROTA_DEVICE unsigned taken(int slot) const { return at(2 + kTurnSlots + slot); }
+  ROTA_DEVICE unsigned full_q(int stage) const { return at(kOfStages + stage); }
+  ROTA_DEVICE unsigned full_do(int stage) const { return at(kOfStages + kStagesQ + stage); }
+  ROTA_DEVICE unsigned full_k(int slot) const { return at(kOfSlots + slot); }
+  ROTA_DEVICE unsigned full_v() const { return at(kOfSlots + kSlots); }
+  ROTA_DEVICE unsigned stored_k() const { return at(kOfSlots + kSlots + 1); }
+  // the warps that make a dQ,
+  ROTA_DEVICE unsigned used(int buffer) const { return at(kOfDq + buffer); }
+  // all consumers' warps, or those with as much weight.
+  ROTA_DEVICE unsigned staged(int buffer) const { return at(kOfAll + buffer); }
+  ROTA_DEVICE unsigned exchanged(int buffer) const { return at(kOfAll + 2 + buffer); }
+  ROTA_DEVICE unsigned empty_q(int stage) const { return at(kOfAll + 4 + stage); }
+  ROTA_DEVICE unsigned empty_do(int stage) const { return at(kOfAll + 4 + kStagesQ + stage); }
+  ROTA_DEVICE unsigned empty_k(int slot) const { return at(kOfChain + slot); }
+  ROTA_DEVICE unsigned empty_v() const { return at(kOfChain + kSlots); }
+  ROTA_DEVICE unsigned staged_k() const { return at(kOfChain + kSlots + 1); }
 
+  static constexpr int kOfStages = 2 + 2 * kTurnSlots, kOfSlots = kOfStages + 2 * kStagesQ;
+  static constexpr int kOfDq = kOfSlots + kSlots + 2, kOfAll = kOfDq + 2;
+  static constexpr int kOfChain = kOfAll + 4 + 2 * kStagesQ;
+  static_assert(kOfChain + kSlots + 2 == kBarriers, "all have a place");
   ROTA_DEVICE void init() const {
-    for (int i = 0; i < kBarriers; i++) {
-      const bool by_consumers = i == 2 || (i >= 7 && i < 13) || i == 15;
-      barrier_init(at(i), by_consumers ? kConsumerWarps : 1);
-    }
+    for (int i = 0; i < kBarriers; i++)
+      barrier_init(at(i), i < kOfDq ? 1 : i < kOfAll ? kDqWarps : kConsumerWarps);
   }
 };
 
@@ -122,6 +139,24 @@ constexpr int kSequenceWords = (int)sizeof(RotaSequence) / 4;
 ROTA_DEVICE const ChainWords &chain_words(int chain) {
   return *reinterpret_cast<const ChainWords *>(dynamic_shared() + kSharedChain +
                                                chain % kChainSlots * kChainBytes);
+}
+
+// What a staging buffer holds at one turn, and where it goes.
+struct Turn {
+  enum Kind { kPartial, kFinished, kGradientV, kEnd };
+  int kind;
+  int rank, tile; // of the partial, and number of the query tile and head
+  int row, rows;  // in the slot: the first row, and how many there are from it on
+  int head, slot; // of the tensor
+
+  // Its buffer gets the sum of all partials but its own first.
+  ROTA_DEVICE bool fetches() const { return kind == kFinished && rank > 0; }
+};
+static_assert(sizeof(Turn) <= kTurnBytes, "a slot");
+
+ROTA_DEVICE const Turn &turn_of(int visit) {
+  return *reinterpret_cast<const Turn *>(dynamic_shared() + kSharedTurns +
+                                         visit % kTurnSlots * kTurnBytes);
 }
 
 struct Visit {

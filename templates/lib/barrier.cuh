@@ -28,6 +28,11 @@ ROTA_DEVICE void barrier_init_fence() {
 ROTA_DEVICE void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// As that many arrivals.
+ROTA_DEVICE void barrier_arrive_times(unsigned barrier, int times) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(times)
+               : "memory");
+}
 // Arrives and announces bytes that copies will bring in this phase.
 ROTA_DEVICE void barrier_expect(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

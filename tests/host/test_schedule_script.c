@@ -318,7 +318,7 @@ static void test_mixed_keeps_lanes(void **state) {
   for (int named = 0; named < 2; named++) {
     char text[256];
     snprintf(text, sizeof text,
-             "return rota.attention{head_dim = 64, schedule = {assignment = 'mixed',\n"
+             "return rota.attention{head_dim = 128, schedule = {assignment = 'mixed',\n"
              "  pattern = function() return {ranks = 'start'%s} end}}",
              lanes[named]);
     Plan *plan;
@@ -356,7 +356,7 @@ static void test_batch_variant(void **state) {
 /* Memory that runs out anywhere on the way is told, and nothing is lost. */
 static void test_memory_failures(void **state) {
   (void)state;
-  const char *text = "return rota.attention{head_dim = 64, mask = causal, schedule = {\n"
+  const char *text = "return rota.attention{head_dim = 128, mask = causal, schedule = {\n"
                      "  pattern = function(map) return {ranks = function(c) return c end,\n"
                      "    lanes = function(c) return c end, start = {0, 1, 2, 3}} end,\n"
                      "  assignment = function(b) local q = {} for i = 0, b.items - 1 do\n"
