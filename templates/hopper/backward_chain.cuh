@@ -350,15 +350,14 @@ struct Consumer {
 
   // Its first two products, under way; S^T is the older.
   ROTA_DEVICE void begin_products(float (&s)[kScores], float (&dp)[kScores]) const {
-    const int stage = ring.stage, parity = ring.parity;
+    const int stage = ring.stage;
     const unsigned keys = (unsigned)(group * kKeys * kBoxPitch);
-    barrier_wait_phase(barriers.full_q(stage), parity);
     wgmma_fence();
     multiply_along<kPaddedK>(s, describe_along(tile_k() + keys),
                              describe_along(tile(kSharedQ, kQBytes, stage)));
     wgmma_commit();
     barrier_wait_phase(barriers.full_v(), chain_number & 1);
-    barrier_wait_phase(barriers.full_do(stage), parity);
+    barrier_wait_phase(barriers.full_do(stage), ring.parity);
     wgmma_fence();
     multiply_along<kPaddedV>(dp, describe_along(shared + kSharedV + keys),
                              describe_along(tile(kSharedDo, kDoBytes, stage)));
@@ -374,11 +373,36 @@ struct Consumer {
   ROTA_DEVICE int rows_left(const ChainWords &chain, const Visit &visit) const {
     return uniform(chain.sequence.n_q - visit.q_tile * kTileQ);
   }
+  // Whether no query of the visit may attend to one of the warpgroup's keys. What the mask forbids
+  // is found where it allows a range of keys.
+  ROTA_DEVICE bool is_idle(const ChainWords &chain, const Visit &visit) const {
+    const RotaSequence &sequence = chain.sequence;
+    const int first = chain.kv_tile * kTileKv + kKeys * group;
+    if (first >= sequence.n_k)
+      return true;
+    if (!kMaskIsInterval || !visit.partial)
+      return false;
+    const int end = smaller(first + kKeys, sequence.n_k);
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < kTileQ / kWarp; i++) {
+      Position at = {visit.q_tile * kTileQ + kWarp * i + hidden(lane_index()),
+                     first,
+                     visit.head,
+                     sequence.batch,
+                     sequence.n_q,
+                     sequence.n_k};
+      const bool exists = at.q < at.n_q;
+      at.q = clamp_index<kMaskUsesTensors>(at.q, at.n_q);
+      any |= exists &&
+             larger(mask_first(at, arguments), first) < smaller(mask_end(at, arguments), end);
+    }
+    return !__any_sync(kAllLanes, any);
+  }
   // From S^T and dP^T to P^T and dS^T, as operands.
-  ROTA_DEVICE void make_operands(const ChainWords &chain, bool last, float (&s)[kScores],
-                                 float (&dp)[kScores], unsigned (&p)[kBlocksQ][4],
-                                 unsigned (&ds)[kBlocksQ][4]) const {
-    const Visit visit = read_visit(chain.kv_head);
+  ROTA_DEVICE void make_operands(const ChainWords &chain, const Visit &visit, bool last,
+                                 float (&s)[kScores], float (&dp)[kScores],
+                                 unsigned (&p)[kBlocksQ][4], unsigned (&ds)[kBlocksQ][4]) const {
     const int left = rows_left(chain, visit);
     // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already; P becomes 0.
     const bool partial = uniform(visit.partial || bad_keys != 0 || left < kTileQ);
@@ -400,19 +424,20 @@ struct Consumer {
       mask_score_gradients(p, ds);
   }
 
-  // All but its dQ, which is made a visit later. `idle`: the warpgroup's keys are beyond the end.
-  ROTA_DEVICE void run_visit(const ChainWords &chain, bool first, bool last, bool idle,
+  // All but its dQ, which is made a visit later.
+  ROTA_DEVICE void run_visit(const ChainWords &chain, bool first, bool last,
                              float (&dk)[kPaddedK / 2], float (&dv)[kPaddedV / 2]) {
     const int stage = ring.stage;
     unsigned p[kBlocksQ][4] = {}, ds[kBlocksQ][4] = {};
+    barrier_wait_phase(barriers.full_q(stage), ring.parity);
+    const Visit visit = read_visit(chain.kv_head);
+    const bool idle = uniform(is_idle(chain, visit));
     if (!idle) {
       float s[kScores], dp[kScores];
       begin_products(s, dp);
-      make_operands(chain, last, s, dp, p, ds);
+      make_operands(chain, visit, last, s, dp, p, ds);
     } else {
-      wait_visit(chain);
-      if (last)
-        arrive(barriers.empty_v());
+      wait_visit(chain, visit, last);
     }
     wait_used(visit_number - 2);
     if (first)
@@ -446,10 +471,12 @@ struct Consumer {
     visit_number++;
   }
   // An idle warpgroup's part.
-  ROTA_DEVICE void wait_visit(const ChainWords &chain) const {
-    barrier_wait_phase(barriers.full_q(ring.stage), ring.parity);
+  ROTA_DEVICE void wait_visit(const ChainWords &chain, const Visit &visit, bool last) const {
+    barrier_wait_phase(barriers.full_v(), chain_number & 1);
     barrier_wait_phase(barriers.full_do(ring.stage), ring.parity);
-    const int left = rows_left(chain, read_visit(chain.kv_head));
+    if (last)
+      arrive(barriers.empty_v());
+    const int left = rows_left(chain, visit);
     if (left < kTileQ)
       clear_queries(left);
   }
@@ -514,10 +541,9 @@ struct Consumer {
     const ChainWords &chain = chain_words(number);
     const int visits = uniform(chain.visit_end - chain.visit_begin);
     clean_keys(chain);
-    const bool idle = uniform(chain.sequence.n_k - chain.kv_tile * kTileKv - kKeys * group) <= 0;
 #pragma unroll 1
     for (int left = visits; left > 0; left--)
-      run_visit(chain, left == visits, left == 1, idle, dk, dv);
+      run_visit(chain, left == visits, left == 1, dk, dv);
     if (visits > 0) {
       run_dq(chain);
     } else { // the copies of this phase must be over before the next is announced
