@@ -189,8 +189,8 @@ local LONG = 64
 
 schedules.rules.by_length = {
   about = "for causal masks: symmetric_shift, and longest_first for sequences of more than 64 "
-    .. "chains (8192 keys)",
-  source = "measured on Hopper kernels, bench/results/schedules_hopper_h200.csv",
+    .. "chains",
+  source = "measured on Hopper kernels, bench/results/backward_hopper_h200.csv",
   assignment = "mixed",
   pattern = function(map, gang, costs)
     local rules = schedules.rules
@@ -205,10 +205,11 @@ schedules.rules.by_length = {
 
 -- The schedule for "auto". It may depend on the spec and on one sequence's lengths, but not on the
 -- batch, whose size must not change bits. Only `ordered` waits at all; elsewhere the order of the
--- work decides nothing but taste. As measured on an H200 (schedules_hopper_h200.csv and
--- schedules_portable_h200.csv in bench/results). Shifts want chains that begin two visits apart, so
--- that a late one does not hold up the others: query tiles half as high as kv tiles. Masks that are
--- evaluated for every element make visits long and unequal: the longest chains first.
+-- work decides nothing but taste. As measured on an H200 (backward_hopper_h200.csv,
+-- schedules_hopper_h200.csv and schedules_portable_h200.csv in bench/results). Chains of a shift
+-- begin two visits apart, which suits kv tiles twice as high as query tiles; where they are three
+-- times as high, shifts lose on long sequences. Masks that are evaluated for every element make
+-- visits long and unequal: the longest chains first.
 -- request = {algorithm, architecture, tile_q, tile_kv, mask}; mask: generator/records.h's
 -- mask_shape
 function schedules.auto(request)
@@ -217,9 +218,9 @@ function schedules.auto(request)
     return request.mask == "full" and "shortest_first" or "longest_first"
   end
   if request.mask == "other" then return "longest_first" end
-  local apart = 2 * request.tile_q <= request.tile_kv
-  if request.mask == "interval" or not apart then return "shortest_first" end
-  return request.mask == "full" and "shift" or "by_length"
+  local twice = 2 * request.tile_q == request.tile_kv
+  if request.mask == "prefix" then return twice and "symmetric_shift" or "by_length" end
+  return request.mask == "full" and twice and "shift" or "shortest_first"
 end
 
 return schedules

@@ -153,19 +153,20 @@ static void test_hopper_reasons(void **state) {
   }
 }
 
-/* "auto" by mask and architecture. */
+/* "auto" by mask, architecture and tiles. */
 static void check_auto_by_mask(void) {
   static const struct {
-    const char *mask, *portable, *hopper;
+    const char *mask, *portable, *hopper, *higher; /* the last: kv tiles of 192 */
   } cases[] = {
-      {"full", "shortest_first", "shift"},
-      {"causal", "longest_first", "by_length"},
-      {"causal{align = 'top_left'}", "longest_first", "by_length"},
-      {"causal | prefix(100)", "longest_first", "by_length"},
-      {"causal & window(100, 0)", "longest_first", "shortest_first"},
-      {"prefix(100)", "longest_first", "shortest_first"},
-      {"where('first <= k and k <= q', {first = 3})", "longest_first", "shortest_first"},
-      {"causal & document", "longest_first", "longest_first"},
+      {"full", "shortest_first", "shift", "shortest_first"},
+      {"causal", "longest_first", "symmetric_shift", "by_length"},
+      {"causal{align = 'top_left'}", "longest_first", "symmetric_shift", "by_length"},
+      {"causal | prefix(100)", "longest_first", "symmetric_shift", "by_length"},
+      {"causal & window(100, 0)", "longest_first", "shortest_first", "shortest_first"},
+      {"prefix(100)", "longest_first", "shortest_first", "shortest_first"},
+      {"where('first <= k and k <= q', {first = 3})", "longest_first", "shortest_first",
+       "shortest_first"},
+      {"causal & document", "longest_first", "longest_first", "longest_first"},
   };
   Target target = {.multiprocessors = 132};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -173,11 +174,13 @@ static void check_auto_by_mask(void) {
     snprintf(chunk, sizeof chunk, "return rota.attention{head_dim = 64, mask = %s}", cases[i].mask);
     Spec spec = spec_of(chunk);
     Tiling tiling = {.algorithm = "ordered", .tile_q = 64, .tile_kv = 128};
-    for (int hopper = 0; hopper < 2; hopper++) {
+    const char *const expected[] = {cases[i].portable, cases[i].hopper, cases[i].higher};
+    for (int kind = 0; kind < 3; kind++) {
       Schedule rule;
-      snprintf(tiling.architecture, sizeof tiling.architecture, hopper ? "hopper" : "portable");
+      snprintf(tiling.architecture, sizeof tiling.architecture, kind ? "hopper" : "portable");
+      tiling.tile_kv = kind == 2 ? 192 : 128;
       check_ok(script_schedule(test_script, &spec, &tiling, &target, &rule));
-      assert_string_equal(rule.name, hopper ? cases[i].hopper : cases[i].portable);
+      assert_string_equal(rule.name, expected[kind]);
     }
     spec_free(&spec);
   }
