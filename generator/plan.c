@@ -5,6 +5,7 @@
  * The image is one block, so that a device gets it in one copy: sections in the order of Plan's
  * fields, then the tensors of the mask. Everything on the way is freed before plan_build returns.
  */
+#include "generator/plan_cut.h"
 #include "generator/plan_problem.h"
 #include "generator/plan_tables.h"
 #include "generator/plan_values.h"
@@ -14,7 +15,6 @@
 #include <string.h>
 
 enum { SECTION_ALIGN = 16, WORKSPACE_ALIGN = 256 };
-#define WORKSPACE_LIMIT ((int64_t)512 << 20)
 
 static int64_t round_up(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;

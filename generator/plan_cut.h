@@ -5,6 +5,9 @@
 
 #include "generator/status.h"
 
+/* Bytes of workspace where a request names no limit. */
+#define WORKSPACE_LIMIT ((int64_t)512 << 20)
+
 typedef struct Cut Cut;
 typedef struct CutRequest {
   int64_t rows;         /* group rows */

@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "generator/plan_cut.h"
+#include "templates/lib/materialised.h"
 
 const char *traffic_name(TrafficAlgorithm algorithm) {
   static const char *const names[] = {
@@ -33,8 +34,6 @@ enum {
   GEMM_GROUP = 64, /* block of materialised's products, and
                     * the rows of a warpgroup in it */
 };
-#define WORKSPACE_DEFAULT ((int64_t)512 << 20) /* plan.c's */
-enum { PLACES = 3 /* of a workspace's units: lib/materialised.h */ };
 enum { WARP = 32, ACCUMULATORS_MAX = 208 /* of 255 registers, as in lua/architectures */ };
 #define L2_SHARE   0.75 /* of the L2 that a stream may hold on to */
 #define LOST_EARLY 0.5  /* of the sums of dQ that fit the L2, between the counts: see dram_sums */
@@ -98,16 +97,14 @@ static double shared_rows(const Sizes *s) {
   return scores + s->e * s->k * s->d * s->warps_q + s->token * s->k;
 }
 
-/* A chain's visit where two warpgroups with half of the keys each multiply by wgmma. S and dP: both
- * operands from shared memory; dV and dK: P and dS are in registers. dQ: dS goes through shared
- * memory, and a warpgroup has half of the queries or of the columns. The partial is staged for the
- * copy engine, or for the last visit fetched and added to. */
+/* A chain's visit where warpgroups with 64 keys each multiply by wgmma. S and dP: both operands
+ * from shared memory; dV and dK: P and dS are in registers. dQ: dS goes through shared memory to
+ * the one warpgroup that multiplies it with all keys. The partial is staged for the copy engine, or
+ * for the last visit fetched and added to. */
 static double shared_wgmma(const Sizes *s) {
-  double groups = 2;
-  bool by_rows = s->q > GEMM_GROUP;
+  double groups = s->k / GEMM_GROUP;
   double scores = s->token * (s->k + groups * s->q), gradients = groups * s->token * s->q;
-  double ds = s->e * s->q * s->k, k = s->e * s->k * s->d;
-  double dq = by_rows ? ds + groups * k : groups * ds + k;
+  double ds = s->e * s->q * s->k, dq = ds + s->e * s->k * s->d;
   return scores + gradients + ds + dq + 2 * SUM_BYTES * s->q * s->d + s->token * s->q;
 }
 
@@ -222,8 +219,8 @@ static Cut cut_of(const Sizes *s) {
                         .block_bytes = (int64_t)(2 * s->e * GEMM_ROWS * GEMM_GROUP),
                         .sum_q = (int64_t)(SUM_BYTES * GEMM_ROWS * s->d),
                         .sum_k = (int64_t)(SUM_BYTES * GEMM_ROWS * (s->d + s->dv)),
-                        .limit = WORKSPACE_DEFAULT,
-                        .places = PLACES,
+                        .limit = WORKSPACE_LIMIT,
+                        .places = ROTA_PLACES,
                         .lanes = 2,
                         .steps = (s->d + s->dv) / GEMM_ROWS + 2 * blocks,
                         .processors = (int)s->workers};
@@ -252,7 +249,7 @@ static void model_materialised(const Sizes *s, Traffic *t) {
   t->l2_bytes = written + read + scores + gradients + sums + l2_delta(s);
   /* All heads' P and dS, or as much as the workspace holds at a time: larger than the L2, they go
    * to DRAM. */
-  double held = fmin(written, (double)WORKSPACE_DEFAULT);
+  double held = fmin(written, (double)WORKSPACE_LIMIT);
   t->dram_bytes = dram_once(s) + (held > s->l2 ? written + 3 * s->e * pairs + sums : 0);
 }
 

@@ -265,12 +265,18 @@ static int compile_only(const char *architecture) {
 int main(int count, char **arguments) {
   if (count == 3 && strcmp(arguments[1], "--compile") == 0)
     return compile_only(arguments[2]);
+  bool partial = count == 4 && strcmp(arguments[1], "--part") == 0;
+  int part = partial ? atoi(arguments[2]) : 0, parts = partial ? atoi(arguments[3]) : 1;
+  if ((count > 1 && !partial) || part < 0 || part >= parts) {
+    fprintf(stderr,
+            "usage: test_numbers [--compile ARCHITECTURE | --part PART PARTS], PART from 0\n");
+    return 2;
+  }
   Gpu gpu;
   if (!gpu_open(&gpu))
     return TEST_SKIP;
-  bool partial = count == 4 && strcmp(arguments[1], "--part") == 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
-  int failed = run_part(&gpu, partial ? atoi(arguments[2]) : 0, partial ? atoi(arguments[3]) : 1);
+  int failed = run_part(&gpu, part, parts);
   gpu_close(&gpu);
   return failed;
 }

@@ -101,11 +101,16 @@ static bool run_schedule(rota_context *context, const Gpu *gpu, TrialShape shape
 
 int main(int count, char **arguments) {
   bool cpu = count == 2 && strcmp(arguments[1], "--cpu") == 0;
+  int first = count == 2 && !cpu ? atoi(arguments[1]) : 0;
+  if (first < 0 || first >= CASES) {
+    fprintf(stderr, "test_workers: no case %s; they are 0 to %d\n", arguments[1], CASES - 1);
+    return 2;
+  }
   Gpu gpu;
   if (!cpu && !gpu_open(&gpu))
     return TEST_SKIP;
   rota_context *context = calls_context();
-  int failures = 0, first = count == 2 && !cpu ? atoi(arguments[1]) : 0;
+  int failures = 0;
   for (int i = first; i < CASES; i++) {
     TrialShape shape = shape_of(&cases[i], cpu);
     TrialReferences references;

@@ -119,16 +119,21 @@ static void test_heads_at_once(void **state) {
                20 * 4 * 128 * shape.rows_q + 2 * 21 * sums - 1.5 * sums);
 }
 
-/* wgmma, 64 x 128 at head dim 128: operands 256 KB, dS 16 KB, partial 64 KB, Q and dO 32 KB. */
-static void test_wgmma_reads_shared_memory(void **state) {
-  (void)state;
-  Spec spec = spec_of(128);
-  Tiling tiling = tiling_of(64, 128);
+/* wgmma: what a visit's products read (S and dP, dV and dK by warpgroup, dQ by one), dS written,
+ * the partial, Q and dO; KB. */
+static void check_wgmma(int head_dim, int tile_kv, double kilobytes) {
+  Spec spec = spec_of(head_dim);
+  Tiling tiling = tiling_of(64, tile_kv);
   tiling.wgmma_count = 1;
   TrafficShape shape = full_shape(&tiling, 4096);
   Traffic t;
   traffic_model(TRAFFIC_ORDERED, &spec, &target, &even, &tiling, &shape, &t);
-  assert_close(t.shared_bytes, shape.visits * (256 + 16 + 64 + 32) * 1024);
+  assert_close(t.shared_bytes, shape.visits * kilobytes * 1024);
+}
+static void test_wgmma_reads_shared_memory(void **state) {
+  (void)state;
+  check_wgmma(128, 128, (64 + 2 * 32) + 2 * 32 + (16 + 32) + 16 + 64 + 32);
+  check_wgmma(64, 192, (48 + 3 * 16) + 3 * 16 + (24 + 24) + 24 + 32 + 16);
 }
 
 static void test_limits(void **state) {

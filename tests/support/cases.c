@@ -89,6 +89,10 @@ static bool chosen(const char *group, const char *name) {
 }
 
 int cases_run(const Gpu *gpu, const char *group) {
+  if (group && strcmp(group, "determinism") && strcmp(group, "masks") && strcmp(group, "shapes")) {
+    fprintf(stderr, "cases: no group %s; they are determinism, masks and shapes\n", group);
+    return 1;
+  }
   rota_context_options options = {.cache_dir = getenv("ROTA_CACHE_DIR") ? NULL : "", .debug = -1};
   case_device.gpu = gpu;
   if (rota_context_create(&options, &case_device.context) != ROTA_OK) {
