@@ -11,8 +11,6 @@ explains. Half a minute for a mask, a head dim and three lengths.
 """
 
 import argparse
-import datetime
-import os
 import statistics
 import sys
 import time
@@ -22,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import librota
+from report import csv_lines
 
 TOKENS, HIDDEN = 16384, 2048
 SCHEDULES = "auto,atomic,shortest_first,longest_first,symmetric_shift,optimized"
@@ -122,19 +121,9 @@ def main():
     parser.add_argument("--output", default="bench/results/backward.csv")
     options = parser.parse_args()
     torch.manual_seed(0)
-    os.makedirs(os.path.dirname(options.output) or ".", exist_ok=True)
     wrong = 0
-    with open(options.output, "w") as file:
-
-        def write(line):
-            print(line, flush=True)
-            print(line, file=file, flush=True)
-
-        write(
-            f"# {torch.cuda.get_device_name()}, {datetime.date.today()}, torch "
-            f"{torch.__version__}, cuDNN {torch.backends.cudnn.version()}; bf16, {TOKENS} tokens, "
-            f"hidden {HIDDEN}; whole backward pass"
-        )
+    about = f"bf16, {TOKENS} tokens, hidden {HIDDEN}; whole backward pass"
+    with csv_lines(options.output, about) as write:
         write(FIELDS)
         for head_dim in options.dims:
             for mask in options.masks.split(","):

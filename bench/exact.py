@@ -10,13 +10,12 @@ Errors are relative to the row's own gradient: the 99th percentile of rows, and 
 """
 
 import argparse
-import datetime
-import os
 import sys
 
 import torch
 
 import librota
+from report import csv_lines
 
 DIM, TILE = 128, 128
 
@@ -143,17 +142,11 @@ def main():
     parser.add_argument("--library", default=None)
     parser.add_argument("--output", default="bench/results/exact.csv")
     options = parser.parse_args()
-    os.makedirs(os.path.dirname(options.output) or ".", exist_ok=True)
-    with open(options.output, "w") as file:
-
-        def write(line):
-            print(line, flush=True)
-            print(line, file=file, flush=True)
-
-        write(
-            f"# {torch.cuda.get_device_name()}, {datetime.date.today()}; dQ, head dim {DIM}, "
-            f"causal, {options.rows} rows, bf16; errors by row: 99th percentile, worst"
-        )
+    about = (
+        f"dQ, head dim {DIM}, causal, {options.rows} rows, bf16; errors by row: 99th percentile, "
+        "worst"
+    )
+    with csv_lines(options.output, about) as write:
         write(
             "simulated,ds_bf16_99,ds_bf16_worst,fp32_99,fp32_worst,norm_99,norm_worst,spread_99,"
             "spread_worst"

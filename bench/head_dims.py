@@ -12,8 +12,6 @@ what rounding explains. Two minutes for everything on an H200.
 """
 
 import argparse
-import datetime
-import os
 import sys
 
 import torch
@@ -22,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import librota
 from backward import TOLERANCE, difference, measure
+from report import csv_lines
 
 TOKENS, HIDDEN = 16384, 2048
 FIELDS = "pass,head_dim,length,mask,library,tflops,milliseconds,difference"
@@ -117,19 +116,9 @@ def main():
     parser.add_argument("--output", default="bench/results/large_head_dims.csv")
     options = parser.parse_args()
     torch.manual_seed(0)
-    os.makedirs(os.path.dirname(options.output) or ".", exist_ok=True)
     wrong = 0
-    with open(options.output, "w") as file:
-
-        def write(line):
-            print(line, flush=True)
-            print(line, file=file, flush=True)
-
-        write(
-            f"# {torch.cuda.get_device_name()}, {datetime.date.today()}, torch "
-            f"{torch.__version__}, cuDNN {torch.backends.cudnn.version()}; bf16, {TOKENS} tokens; "
-            f"whole passes; Rota deterministic, cuDNN's backward pass not"
-        )
+    about = f"bf16, {TOKENS} tokens; whole passes; Rota deterministic, cuDNN's backward pass not"
+    with csv_lines(options.output, about) as write:
         write(FIELDS)
         for dims in options.dims:
             for length in map(int, options.seqlens.split(",")):

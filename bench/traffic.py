@@ -16,6 +16,8 @@ import os
 import subprocess
 import sys
 
+from ncu import profiled
+
 HIDDEN = 2048
 # name: (algorithm, head dim, mask, length, sequences)
 CASES = {
@@ -88,17 +90,9 @@ def parse_counts(text, cases):
 
 
 def counted(cases, options):
-    command = ["ncu", "--csv", "--profile-from-start", "off", "--cache-control", "none"]
-    command += ["--clock-control", "none", "--print-units", "base"]
-    command += ["--metrics", ",".join(METRICS), sys.executable, __file__]
-    command += ["--child", "--cases", ",".join(cases)]
-    if options.library:
-        command += ["--library", options.library]
-    result = subprocess.run(command, capture_output=True, text=True)
-    begin = result.stdout.find('"ID"')
-    if result.returncode or begin < 0:
-        sys.exit(f"ncu: {(result.stdout + result.stderr)[-2000:]}")
-    return parse_counts(result.stdout[begin:], cases)
+    child = ["--child", "--cases", ",".join(cases)]
+    table = profiled(["--metrics", ",".join(METRICS)], __file__, child, options.library)
+    return parse_counts(table, cases)
 
 
 def modelled(case, options):

@@ -15,8 +15,9 @@ import datetime
 import io
 import os
 import re
-import subprocess
 import sys
+
+from ncu import profiled
 
 TOKENS, HIDDEN = 16384, 2048
 CASES = (
@@ -73,18 +74,11 @@ def number(text):
 
 def counted(case, options):
     """The longest kernel's metrics: {name: value}."""
-    command = ["ncu", "--csv", "--page", "raw", "--profile-from-start", "off"]
-    command += ["--print-units", "base", "--cache-control", "none", "--clock-control", "none"]
+    chosen = ["--page", "raw"]
     for section in SECTIONS:
-        command += ["--section", section]
-    command += [sys.executable, __file__, "--child", case]
-    if options.library:
-        command += ["--library", options.library]
-    result = subprocess.run(command, capture_output=True, text=True)
-    begin = result.stdout.find('"ID"')
-    if result.returncode or begin < 0:
-        sys.exit(f"ncu on {case}: {(result.stdout + result.stderr)[-2000:]}")
-    rows = list(csv.DictReader(io.StringIO(result.stdout[begin:])))
+        chosen += ["--section", section]
+    table = profiled(chosen, __file__, ["--child", case], options.library)
+    rows = list(csv.DictReader(io.StringIO(table)))
     return max(rows, key=lambda row: number(row.get(DURATION)))
 
 
