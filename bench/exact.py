@@ -1,11 +1,12 @@
 """How accurate `backward = "exact"` is: errors of dQ against fp64, row by row, for inputs that make
-its bound loose. Two tables as CSV.
+its bounds loose. Two tables as CSV.
 
     python3 bench/exact.py [--rows 4096] [--output bench/results/exact.csv]
 
-simulated: the error of adding up alone, all else in fp64: fp32 sums, integers by the norm bound (as
-the kernels scale) and by the spread bound, beside the error that rounding dS to bf16 makes.
-measured: the kernels, `ordered` and `exact`, and what sets `exact` apart from `ordered`.
+simulated: the error of adding up alone, all else in fp64: fp32 sums, integers by the norm and by the
+spread bound as the kernels scale, and by the spread bound with a factor for each column of K, beside
+the error that rounding dS to bf16 makes.
+measured: the kernels, `ordered` and `exact` by both bounds, and what sets those apart from `ordered`.
 Errors are relative to the row's own gradient: the 99th percentile of rows, and the worst.
 """
 
@@ -45,31 +46,52 @@ def far_mean(q, k, v, d_o):
     v += 30
 
 
+def farther_mean(q, k, v, d_o):
+    v += 1000
+
+
+# Name -> what is done to normal inputs, and what else the model has.
 CASES = {
-    "normal": lambda *x: None,
-    "8 K channels x 50": channels,
-    "one V row x 100": row_of_v,
-    "K channels x 50 and V row x 1000": both,
-    "logits x 8": peaked,
-    "V + 30": far_mean,
+    "normal": (lambda *x: None, {}),
+    "8 K channels x 50": (channels, {}),
+    "one V row x 100": (row_of_v, {}),
+    "K channels x 50 and V row x 1000": (both, {}),
+    "logits x 8": (peaked, {}),
+    "V + 30": (far_mean, {}),
+    "V + 1000": (farther_mean, {}),
+    "one V row x 100 and a sink": (row_of_v, {"sink": 5.0}),
+    "one V row x 100 and a window of 256": (row_of_v, {"window": 256}),
+    "V + 30 and a gradient of LSE": (far_mean, {"d_lse": True}),
 }
 
 
 def inputs(case, rows):
+    """q, k, v, dO; sink, window and dLSE, or None."""
     torch.manual_seed(1)
     tensors = normal(rows)
-    CASES[case](*tensors)
-    return [x.bfloat16() for x in tensors]
+    change, more = CASES[case]
+    change(*tensors)
+    d_lse = torch.randn(rows, device="cuda") if "d_lse" in more else None
+    return [x.bfloat16() for x in tensors], more.get("sink"), more.get("window"), d_lse
 
 
-def gradient(q, k, v, d_o):
+def gradient(case, rows):
     """dS (unscaled), dQ without the softmax scale, P, O: fp64, causal."""
-    q, k, v, d_o = (x.double() for x in (q, k, v, d_o))
+    tensors, sink, window, d_lse = inputs(case, rows)
+    q, k, v, d_o = (x.double() for x in tensors)
     s = q @ k.T / DIM**0.5
-    s.masked_fill_(torch.ones_like(s, dtype=torch.bool).triu_(1), -torch.inf)
-    p = torch.softmax(s, -1)
+    allowed = torch.ones_like(s, dtype=torch.bool).tril_()
+    if window:
+        allowed.triu_(-window)
+    s.masked_fill_(~allowed, -torch.inf)
+    if sink is not None:
+        s = torch.cat([s, torch.full_like(s[:, :1], sink)], 1)
+    p = torch.softmax(s, -1)[:, :rows]
     o = p @ v
-    ds = p * (d_o @ v.T - (d_o * o).sum(-1, keepdim=True))
+    delta = (d_o * o).sum(-1, keepdim=True)
+    if d_lse is not None:
+        delta -= d_lse.double()[:, None]
+    ds = p * (d_o @ v.T - delta)
     return ds, ds @ k, p, o
 
 
@@ -83,15 +105,20 @@ def fixed_sum(ds, k, scale):
     return sum(torch.round(x * scale) for x in partials(ds, k)) / scale
 
 
-def scales(q, k, v, d_o, p, o):
-    """2^30 over the norm bound, rounded down as the kernels do, and over the spread bound."""
-    column = k.abs().amax(0)
-    row = d_o.norm(dim=1, keepdim=True) * v.norm(dim=1).max() * column.max()
-    norm = torch.exp2(torch.floor(torch.log2(2**30 / row)))
-    square = p @ (v**2).sum(1, keepdim=True)
-    spread = torch.maximum(square - (o**2).sum(1, keepdim=True), square * 2**-6)
-    bound = column * d_o.norm(dim=1, keepdim=True) * spread.sqrt()
-    return norm, 2**30 / bound.clamp_min(1e-300)
+def power(bound):
+    """2^30 over a bound, rounded down as the kernels do."""
+    return torch.exp2(torch.floor(torch.log2(2**30 / bound.clamp_min(1e-300))))
+
+
+def scales(k, v, d_o, d_lse, p, o):
+    """By the norm bound, by the spread bound, and by the latter with the column's largest K."""
+    column, row = k.abs().amax(0), d_o.norm(dim=1, keepdim=True)
+    more = 0 if d_lse is None else d_lse.double().abs()[:, None]
+    square = p @ (v**2).sum(1).view(-1, 2).amax(1).repeat_interleave(2)[:, None]
+    spread = torch.maximum(square - (o**2).sum(1, keepdim=True), square * 2**-6).sqrt()
+    norm = row * v.norm(dim=1).max() + more
+    spread = row * spread + more
+    return power(norm * column.max()), power(spread * column.max()), power(spread * column)
 
 
 def by_row(found, expected):
@@ -102,36 +129,46 @@ def by_row(found, expected):
 
 
 def simulate(case, rows):
-    q, k, v, d_o = inputs(case, rows)
-    ds, dq, p, o = gradient(q, k, v, d_o)
+    (_, k, v, d_o), _, _, d_lse = inputs(case, rows)
+    ds, dq, p, o = gradient(case, rows)
     k, v, d_o = k.double(), v.double(), d_o.double()
     rounded = ds.bfloat16().double() @ k
     fp32 = torch.zeros_like(dq, dtype=torch.float32)
     for x in partials(ds, k):
         fp32 += x.float()
-    norm, spread = scales(q, k, v, d_o, p, o)
-    columns = [rounded, fp32.double(), fixed_sum(ds, k, norm), fixed_sum(ds, k, spread)]
-    return ",".join(by_row(x, dq) for x in columns)
+    integers = [fixed_sum(ds, k, scale) for scale in scales(k, v, d_o, d_lse, p, o)]
+    return ",".join(by_row(x, dq) for x in [rounded, fp32.double(), *integers])
+
+
+MODELS = {
+    "ordered": 'backward = "ordered"',
+    "norm": 'backward = "exact"',
+    "spread": 'backward = "exact", bound = "spread"',
+}
 
 
 def measure(case, rows, library):
-    q, k, v, d_o = inputs(case, rows)
-    dq = gradient(q, k, v, d_o)[1] / DIM**0.5
-    found = {}
-    for algorithm in ("ordered", "exact"):
+    tensors, sink, window, d_lse = inputs(case, rows)
+    dq = gradient(case, rows)[1] / DIM**0.5
+    q, k, v, d_o = (x[None, :, None] for x in tensors)
+    mask = f"window({window}, 0)" if window else "causal"
+    logit = torch.full((1,), sink, device="cuda") if sink is not None else None
+    found = []
+    for how in MODELS.values():
         model = librota.Model(
-            f"return rota.attention{{head_dim = {DIM}, mask = causal, "
-            f'backward = "{algorithm}"}}',
+            f"return rota.attention{{head_dim = {DIM}, mask = {mask}, "
+            f"sink_logit = {str(sink is not None).lower()}, {how}}}",
             library=library,
         )
-        q4, k4, v4, d_o4 = (x[None, :, None] for x in (q, k, v, d_o))
-        call = model.attention(q4, k4, v4)
+        call = model.attention(q, k, v, sink=logit)
+        if d_lse is not None:
+            call.arguments.d_lse = librota.strided(d_lse[None, :, None])
         call.forward()
-        found[algorithm] = call.backward(d_o4)[0][0, :, 0].double()
-    whole = [((x - dq).norm() / dq.norm()).item() for x in found.values()]
-    rows_of = [by_row(found["ordered"], dq), by_row(found["exact"], dq)]
-    apart = by_row(found["exact"], found["ordered"])
-    return f"{whole[0]:.2e},{whole[1]:.2e},{rows_of[0]},{rows_of[1]},{apart}"
+        found.append(call.backward(d_o)[0][0, :, 0].double())
+    columns = [f"{((x - dq).norm() / dq.norm()).item():.2e}" for x in found]
+    columns += [by_row(x, dq) for x in found]
+    columns += [by_row(x, found[0]) for x in found[1:]]
+    return ",".join(columns)
 
 
 def main():
@@ -149,13 +186,13 @@ def main():
     with csv_lines(options.output, about) as write:
         write(
             "simulated,ds_bf16_99,ds_bf16_worst,fp32_99,fp32_worst,norm_99,norm_worst,spread_99,"
-            "spread_worst"
+            "spread_worst,by_column_99,by_column_worst"
         )
         for case in CASES:
             write(f"{case},{simulate(case, options.rows)}")
         write(
-            "measured,ordered,exact,ordered_99,ordered_worst,exact_99,exact_worst,"
-            "apart_99,apart_worst"
+            "measured,ordered,norm,spread,ordered_99,ordered_worst,norm_99,norm_worst,spread_99,"
+            "spread_worst,norm_apart_99,norm_apart_worst,spread_apart_99,spread_apart_worst"
         )
         for case in CASES:
             write(f"{case},{measure(case, options.rows, options.library)}")

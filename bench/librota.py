@@ -28,6 +28,7 @@ def _binding():
 
 _layer = _binding()
 Tensor, NamedTensor, NamedValue = _layer.Tensor, _layer.NamedTensor, _layer.NamedValue
+SpecFields = _layer.SpecFields
 Lengths, Arguments, PlanRequest = _layer.Lengths, _layer.Arguments, _layer.PlanRequest
 KernelRequest, KernelInfo, PlanInfo = _layer.KernelRequest, _layer.KernelInfo, _layer.PlanInfo
 
@@ -91,6 +92,11 @@ class Model:
             self.kernels[key] = kernel
         return self.kernels[key]
 
+    def spread(self):
+        fields = SpecFields()
+        self.lib.rota_spec_get(self.spec, c.byref(fields))
+        return fields.bound == b"spread"
+
     def info(self, direction, layout=0):
         info = KernelInfo()
         self.lib.rota_kernel_get_info(self.kernel(direction, layout), c.byref(info))
@@ -128,6 +134,9 @@ class Call:
             d_k=strided(self.d_k),
             d_v=strided(self.d_v),
         )
+        if model.spread():
+            self.mean_square = torch.empty_like(self.lse)
+            self.arguments.mean_square = strided(self.mean_square)
         if sink is not None:
             self.arguments.sink, self.arguments.d_sink = sink.data_ptr(), self.d_sink.data_ptr()
 

@@ -75,6 +75,7 @@ static rota_status plan_with(const Options *options, const Model *model, Backwar
   Model other = *model;
   spec_copy(&other.spec, &model->spec);
   other.spec.backward = backward;
+  other.spec.spread = model->spec.spread && backward == BACKWARD_EXACT;
   rota_status status = planned_create(options, &other, ROTA_BACKWARD, NULL, false, planned);
   spec_free(&other.spec);
   return status;
@@ -150,13 +151,14 @@ static void rank_all(Explanation *all) {
 /* ---- Saying it ---- */
 
 /* What sets the algorithm apart, besides figures. */
-static void remark(const Entry *entry, char *text, size_t size) {
+static void remark(const Entry *entry, const Spec *spec, char *text, size_t size) {
   switch (entry->traffic.algorithm) {
   case TRAFFIC_ORDERED:
     snprintf(text, size, "dQ is added in turn; waiting is not modelled here");
     break;
   case TRAFFIC_EXACT:
-    snprintf(text, size, "no turns, but dQ is zeroed first and converted last");
+    snprintf(text, size, "no turns, but dQ is zeroed first and converted last; %s bound",
+             bound_name(spec->spread));
     break;
   case TRAFFIC_TWO_PASS:
     snprintf(text, size, "S and dP twice, dQ stays in registers");
@@ -194,7 +196,7 @@ static void print_all(const Explanation *all, const Spec *spec, const char *chos
       printf("  %-14s %s\n", name, entry->reason);
       continue;
     }
-    remark(entry, text, sizeof text);
+    remark(entry, spec, text, sizeof text);
     snprintf(tiles, sizeof tiles, "%dx%d", entry->tile_q, entry->tile_kv);
     printf("%s %-14s %8s %9.3f %10.2f %8.2f %8.3f %8.3f  %-13s %d products; %s%s%s\n",
            strcmp(name, chosen) == 0 ? "*" : " ", name, entry->has_kernel ? tiles : "-",
@@ -206,14 +208,14 @@ static void print_all(const Explanation *all, const Spec *spec, const char *chos
   printf("  * chosen by lua/policy.lua or the model; the traffic model chooses nothing\n");
 }
 
-static json_t *describe_entry(const Explanation *all, int rank) {
+static json_t *describe_entry(const Explanation *all, const Spec *spec, int rank) {
   const Entry *entry = &all->entries[all->rank[rank]];
   const Traffic *t = &entry->traffic;
   const char *name = traffic_name(all->rank[rank]);
   if (!entry->modelled)
     return json_pack("{s:s s:n s:s}", "algorithm", name, "rank", "reason", entry->reason);
   char text[160];
-  remark(entry, text, sizeof text);
+  remark(entry, spec, text, sizeof text);
   return json_pack("{s:s s:i s:b s:i s:f s:f s:f s:f s:f s:i s:b s:s s:s}", "algorithm", name,
                    "rank", rank + 1, "has_kernel", entry->has_kernel, "products", t->products,
                    "flops", t->flops, "shared_bytes", t->shared_bytes, "l2_bytes", t->l2_bytes,
@@ -226,7 +228,7 @@ static json_t *describe_all(const Explanation *all, const Spec *spec, const char
   int64_t crossing = (int64_t)spec->head_dim * spec->head_dim;
   json_t *entries = json_array();
   for (int i = 0; i < TRAFFIC_ALGORITHMS; i++)
-    json_array_append_new(entries, describe_entry(all, i));
+    json_array_append_new(entries, describe_entry(all, spec, i));
   return json_pack("{s:s s:s s:s s:I s:I s:s s:o}", "source", "traffic model, not measured",
                    "target", all->target.name, "chosen", chosen, "fast_memory_elements",
                    (json_int_t)m, "crossing_m", (json_int_t)crossing, "side", side(m, crossing),

@@ -80,6 +80,14 @@ static void print_run(const Planned *planned) {
          dag_bound_ratio(figures), 100 * dag_stall_share(figures));
 }
 
+static bool plan_is_exact(const Plan *plan) {
+  return strcmp(plan->tiling.algorithm, backward_name(BACKWARD_EXACT)) == 0;
+}
+
+static bool plan_is_spread(const Plan *plan) {
+  return tiling_get(&plan->tiling, "spread", 0) != 0;
+}
+
 static void print_figures(const Planned *planned) {
   const Plan *plan = planned->plan;
   int64_t used = plan->full_tiles + plan->partial_tiles, all = used + plan->empty_tiles;
@@ -88,6 +96,9 @@ static void print_figures(const Planned *planned) {
          plan->tiling.tile_kv, (long long)plan->full_tiles, (long long)plan->partial_tiles,
          (long long)plan->empty_tiles, all ? 100.0 * (double)used / (double)all : 0.0);
   if (plan->direction == ROTA_BACKWARD) {
+    if (plan_is_exact(plan))
+      printf("          sums of dQ are scaled by the %s bound: docs/exact.md\n",
+             bound_name(plan_is_spread(plan)));
     printf("          schedule %s: %lld chains, %lld visits, verified\n", planned->schedule,
            (long long)plan->chains.count, (long long)plan->visits.count);
     print_run(planned);
@@ -113,6 +124,8 @@ static json_t *describe(const Planned *planned) {
     json_object_update_missing(object, figures);
     json_decref(figures);
   }
+  if (plan_is_exact(plan))
+    json_object_set_new(object, "bound", json_string(bound_name(plan_is_spread(plan))));
   return object;
 }
 

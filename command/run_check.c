@@ -48,8 +48,10 @@ static rota_status compare_all(const RunState *run, const Plan *plan, RunErrors 
   const struct {
     int index;
     const double *want;
-  } outputs[] = {{RUN_o, result.o},     {RUN_lse, result.lse}, {RUN_d_q, result.d_q},
-                 {RUN_d_k, result.d_k}, {RUN_d_v, result.d_v}, {RUN_d_sink, result.d_sink}};
+  } outputs[] = {
+      {RUN_o, result.o},          {RUN_lse, result.lse}, {RUN_mean_square, result.mean_square},
+      {RUN_d_q, result.d_q},      {RUN_d_k, result.d_k}, {RUN_d_v, result.d_v},
+      {RUN_d_sink, result.d_sink}};
   for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++)
     if (run->tensors[outputs[i].index].address && outputs[i].want)
       errors->error[outputs[i].index] = compare(run, outputs[i].index, outputs[i].want);
@@ -68,6 +70,7 @@ rota_status run_check(const RunState *run, RunErrors *errors) {
   rota_plan_request request = inputs_plan_request(run->options, &run->inputs);
   ROTA_TRY(model_target(run->options, model, &target));
   Spec spec = model->spec; /* what it holds is the model's; any tiles will do */
+  spec.spread = false;
   snprintf(spec.tiling[ROTA_FORWARD], TILING_CHOICE_MAX, "auto");
   ROTA_TRY(script_tiling(model->script, &spec, ROTA_FORWARD, ROTA_LAYOUT_ANY, &target, &tiling));
   ROTA_TRY(plan_build(&model->spec, ROTA_FORWARD, &tiling, NULL, &request, &plan));

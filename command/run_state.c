@@ -38,9 +38,12 @@ static void describe_tensors(RunState *run) {
   }
 }
 
-/* Tensors that this run has: no gradients without --backward, no sink without one in the spec. */
+/* Tensors that this run has: no gradients without --backward, no sink and no mean_square without
+ * one in the spec. */
 static bool tensor_in_use(const RunState *run, int i) {
   if ((i == RUN_sink || i == RUN_d_sink) && !run->model.spec.sink_logit)
+    return false;
+  if (i == RUN_mean_square && !run->model.spec.spread)
     return false;
   return run->passes == 2 || !run->tensors[i].backward;
 }
@@ -96,6 +99,7 @@ static void fill_arguments(RunState *run) {
                                     .v = strided(&tensors[RUN_v]),
                                     .o = strided(&tensors[RUN_o]),
                                     .lse = strided(&tensors[RUN_lse]),
+                                    .mean_square = strided(&tensors[RUN_mean_square]),
                                     .d_o = strided(&tensors[RUN_d_o]),
                                     .d_q = strided(&tensors[RUN_d_q]),
                                     .d_k = strided(&tensors[RUN_d_k]),

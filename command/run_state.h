@@ -16,6 +16,7 @@
   X(v, K, KV, V, false, INPUT, FORWARD)                                                            \
   X(o, Q, QUERY, V, false, OUTPUT, FORWARD)                                                        \
   X(lse, Q, QUERY, ONE, true, OUTPUT, FORWARD)                                                     \
+  X(mean_square, Q, QUERY, ONE, true, OUTPUT, FORWARD)                                             \
   X(d_o, Q, QUERY, V, false, INPUT, BACKWARD)                                                      \
   X(d_q, Q, QUERY, QK, false, OUTPUT, BACKWARD)                                                    \
   X(d_k, K, KV, QK, false, OUTPUT, BACKWARD)                                                       \

@@ -68,13 +68,31 @@ static void own_tensors(Plan *plan) {
   }
 }
 
-/* ---- Workspace of a backward run ---- */
+/* ---- Workspace of a run ---- */
 
-RotaWorkspace workspace_layout(rota_direction direction, const Tiling *tiling, int head_dim,
-                               int64_t blocks) {
+/* Of a forward pass that gives mean_square: floats of each kv tile and head, tile_squares in
+ * templates/hopper/forward_spread.cuh. */
+static int64_t squares_size(const Plan *plan, const Tiling *tiling) {
+  int64_t tile = tiling->tile_kv, tiles = 0, floats = 4 * round_up(tile / 8, 4);
+  const Lengths *lengths = plan->lengths;
+  for (int32_t b = 0; b < lengths->batch; b++) {
+    int64_t own = (lengths->rows_k[b] + tile - 1) / tile, slot = lengths->packed ? 0 : b;
+    int64_t end = slot * own + lengths->begin_k[b] / tile + 2 * (int64_t)b + own;
+    if (end > tiles)
+      tiles = end;
+  }
+  return tiles * plan->kv_heads * floats * (int64_t)sizeof(float);
+}
+
+static RotaWorkspace workspace_layout(const Plan *plan, rota_direction direction,
+                                      const Tiling *tiling, int head_dim) {
   RotaWorkspace workspace = {0};
-  if (direction != ROTA_BACKWARD)
+  int64_t blocks = plan->row_items.count;
+  if (direction != ROTA_BACKWARD) {
+    if (tiling_get(tiling, "spread", 0))
+      workspace.works = workspace.bytes = round_up(squares_size(plan, tiling), WORKSPACE_ALIGN);
     return workspace;
+  }
   int64_t rows = blocks * tiling->tile_q, element = (int64_t)sizeof(float);
   bool accumulates = strcmp(tiling->algorithm, "two_pass") != 0 && !works_wanted(tiling);
   int64_t columns = accumulates ? round_up(head_dim, tiling_get(tiling, "pad", 16)) : 0;
@@ -161,8 +179,7 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
   ROTA_TRY(tables_fill(&request, &counts, &tables));
   plan->queue.count = counts.queue;
   plan->workers = counts.queue > 0 ? (int32_t)counts.queue - 1 : 0;
-  plan->workspace =
-      workspace_layout(plan->direction, &plan->tiling, spec->head_dim, counts.row_items);
+  plan->workspace = workspace_layout(plan, plan->direction, &plan->tiling, spec->head_dim);
   count_tiles(plan, planes);
   return ROTA_OK;
 }
@@ -353,8 +370,7 @@ static bool same_symbols(const Symbols *a, const Symbols *b) {
 
 rota_status plan_matches(const Plan *plan, const Spec *spec, rota_direction direction,
                          const Tiling *tiling) {
-  RotaWorkspace workspace =
-      workspace_layout(direction, tiling, spec->head_dim, plan->row_items.count);
+  RotaWorkspace workspace = workspace_layout(plan, direction, tiling, spec->head_dim);
   if (plan->direction == direction && same_tiling(&plan->tiling, tiling) &&
       same_symbols(&plan->symbols, &spec->symbols) &&
       plan->heads == (int64_t)plan->kv_heads * spec_group(spec) && plan->scale == spec->scale &&

@@ -76,10 +76,6 @@ rota_status plan_digest_tables(const Plan *plan, Digest *digest);
 rota_status plan_tile_map(const Plan *plan, int32_t sequence, int head, TileMap **map);
 rota_status plan_pattern(const Plan *plan, int32_t sequence, int kv_head, Pattern **pattern);
 
-/* Where the parts of a backward run's workspace lie; `blocks`: (query tile, query head) pairs. All
- * 0 for FORWARD. */
-RotaWorkspace workspace_layout(rota_direction direction, const Tiling *tiling, int head_dim,
-                               int64_t blocks);
 /* A loaded plan against the kernel that is to run it: same direction, tiling, group, scale, symbols
  * and workspace. INVALID_ARGUMENT. */
 rota_status plan_matches(const Plan *plan, const Spec *spec, rota_direction direction,

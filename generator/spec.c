@@ -45,6 +45,10 @@ bool backward_is_deterministic(Backward backward) {
   return (unsigned)backward < BACKWARD_COUNT && backward_table[backward].deterministic;
 }
 
+const char *bound_name(bool spread) {
+  return spread ? "spread" : "norm";
+}
+
 const char *dtype_name(rota_dtype dtype) {
   return (unsigned)dtype < DTYPE_COUNT ? dtype_table[dtype].name : "unknown";
 }
@@ -100,6 +104,11 @@ static rota_status check_choices(const Spec *spec) {
   if ((unsigned)spec->backward >= BACKWARD_COUNT)
     return status_fail(ROTA_INVALID_ARGUMENT, "backward %d: no such algorithm",
                        (int)spec->backward);
+  if (spec->spread && spec->backward != BACKWARD_EXACT)
+    return status_fail(ROTA_INVALID_ARGUMENT,
+                       "bound = \"spread\" is what `exact` scales by, and backward is \"%s\": say "
+                       "backward = \"exact\", or leave bound out",
+                       backward_name(spec->backward));
   if (spec->deterministic && !backward_is_deterministic(spec->backward))
     return status_fail(ROTA_NONDETERMINISTIC,
                        "backward = \"%s\" adds in arrival order, so its bits change from run to "

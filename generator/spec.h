@@ -23,6 +23,7 @@ typedef enum Backward {
 const char *backward_name(Backward backward);
 bool backward_from_name(const char *name, Backward *backward);
 bool backward_is_deterministic(Backward backward);
+const char *bound_name(bool spread); /* "spread", "norm" */
 
 const char *dtype_name(rota_dtype dtype); /* "bf16", "fp16", "fp32", "int32" */
 bool dtype_from_name(const char *name, rota_dtype *dtype);
@@ -48,6 +49,8 @@ typedef struct Spec {
   /* how */
   bool deterministic;
   Backward backward;
+  bool spread; /* `exact` scales by the spread bound, for which the forward pass gives mean_square;
+                  else by the norm bound */
   char schedule[SYMBOL_NAME_MAX]; /* "auto", a name of lua/schedules.lua with its options, or a name
                                    * that `script` defines */
   SpecScript *script;             /* NULL: no schedule of its own */

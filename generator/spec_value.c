@@ -201,6 +201,10 @@ static rota_status read_fields(const Value *model, Spec *spec) {
                        "backward \"%s\": the algorithms are auto, ordered, exact, two_pass, "
                        "materialised and atomic",
                        backward);
+  const char *bound = value_string(value_field(model, "bound"), bound_name(false));
+  spec->spread = strcmp(bound, bound_name(true)) == 0;
+  if (strcmp(bound, bound_name(spec->spread)) != 0)
+    return status_fail(ROTA_UNSUPPORTED, "bound \"%s\": the bounds are norm and spread", bound);
   const char *schedule = value_string(value_field(model, "schedule"), "auto");
   if (strlen(schedule) >= sizeof spec->schedule)
     return status_fail(ROTA_INVALID_ARGUMENT, "schedule \"%s\": the name is too long", schedule);
@@ -263,6 +267,7 @@ rota_status spec_to_value(const Spec *spec, Value *record) {
   ROTA_TRY(value_set_boolean(record, "mask_by_head", mask_by_head(spec)));
   ROTA_TRY(value_set_boolean(record, "has_score", spec->score != NULL));
   ROTA_TRY(value_set_boolean(record, "deterministic", spec->deterministic));
+  ROTA_TRY(value_set_string(record, "bound", bound_name(spec->spread)));
   ROTA_TRY(value_set_string(record, "schedule", spec->schedule));
   return value_set_string(record, "backward", backward_name(spec->backward));
 }
@@ -283,6 +288,7 @@ rota_status fields_to_value(const rota_spec_fields *fields, Value *record) {
   ROTA_TRY(value_set_boolean(record, "sink_logit", fields->sink_logit));
   ROTA_TRY(value_set_boolean(record, "deterministic", !fields->allow_nondeterministic));
   ROTA_TRY(value_set_string(record, "backward", fields->backward));
+  ROTA_TRY(value_set_string(record, "bound", fields->bound));
   ROTA_TRY(value_set_string(record, "schedule", fields->schedule));
   Value *tiling = value_add(record, "tiling", 0);
   if (!tiling)

@@ -208,6 +208,7 @@ local fields = {
   -- how
   deterministic = boolean,
   backward = one_of("auto", "ordered", "exact", "two_pass", "materialised", "atomic"),
+  bound = one_of("norm", "spread"),
   schedule = function(_, x, result) return (schedule_of(x, result)) end,
   tiling = tiling_of,
 }

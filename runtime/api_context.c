@@ -129,6 +129,7 @@ void rota_spec_get(const rota_spec *spec, rota_spec_fields *fields) {
                                .sink_logit = from->sink_logit,
                                .allow_nondeterministic = !from->deterministic,
                                .backward = backward_name(from->backward),
+                               .bound = bound_name(from->spread),
                                .schedule = from->schedule,
                                .forward_tiling = from->tiling[ROTA_FORWARD],
                                .backward_tiling = from->tiling[ROTA_BACKWARD]};

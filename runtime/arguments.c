@@ -28,6 +28,7 @@ static const TensorUse tensor_uses[] = {
     USE(lse, false, false, WRITTEN, READ),  USE(d_o, false, true, UNUSED, READ),
     USE(d_q, false, true, UNUSED, WRITTEN), USE(d_k, true, true, UNUSED, WRITTEN),
     USE(d_v, true, true, UNUSED, WRITTEN),  USE(d_lse, false, false, UNUSED, OPTIONAL),
+    USE(mean_square, false, false, WRITTEN, READ),
 };
 #undef USE
 
@@ -135,6 +136,25 @@ static rota_status check_tensor(const rota_plan *plan, const TensorUse *use,
   return ROTA_OK;
 }
 
+/* What only specs with bound = "spread" have. */
+static bool is_spread(const TensorUse *use) {
+  return use->offset == offsetof(rota_arguments, mean_square);
+}
+
+static rota_status check_spread(const rota_plan *plan, const rota_arguments *arguments) {
+  bool has = plan->kernel->spec.spread, given = arguments->mean_square.data != NULL;
+  if (given && !has)
+    return status_fail(ROTA_INVALID_ARGUMENT,
+                       "mean_square was given, but the spec's bound is not \"spread\": set it, or "
+                       "pass NULL");
+  bool backward = plan->plan->direction == ROTA_BACKWARD;
+  if (has && !given && backward && plan->rows_q > 0)
+    return status_fail(ROTA_INVALID_ARGUMENT,
+                       "mean_square.data is NULL, but bound = \"spread\" goes by it: the forward "
+                       "pass of the same spec writes it; after any other one use bound = \"norm\"");
+  return ROTA_OK;
+}
+
 static rota_status check_sink(const rota_plan *plan, const rota_arguments *arguments) {
   bool has = plan->kernel->spec.sink_logit;
   bool backward = plan->plan->direction == ROTA_BACKWARD;
@@ -223,8 +243,11 @@ static rota_status check_named_tensors(const rota_plan *plan, const rota_argumen
 }
 
 rota_status arguments_check(const rota_plan *plan, const rota_arguments *arguments) {
+  ROTA_TRY(check_spread(plan, arguments));
   for (size_t i = 0; i < sizeof tensor_uses / sizeof tensor_uses[0]; i++) {
     rota_tensor tensor;
+    if (is_spread(&tensor_uses[i]) && !plan->kernel->spec.spread)
+      continue;
     memcpy(&tensor, (const char *)arguments + tensor_uses[i].offset, sizeof tensor);
     ROTA_TRY(check_tensor(plan, &tensor_uses[i], &tensor));
   }
@@ -264,6 +287,7 @@ static void fill_tensors(const rota_arguments *arguments, RotaArguments *block) 
   block->d_k = device_tensor(&arguments->d_k);
   block->d_v = device_tensor(&arguments->d_v);
   block->d_lse = device_tensor(&arguments->d_lse);
+  block->mean_square = device_tensor(&arguments->mean_square);
   block->sink = arguments->sink;
   block->d_sink = arguments->d_sink;
 }

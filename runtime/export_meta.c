@@ -60,12 +60,14 @@ static json_t *script_to_json(const SpecScript *script) {
 
 static json_t *spec_to_json(const Spec *spec) {
   Scalar scale = {.f = spec->scale};
-  return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s, s:s, s:o, s:o, s:o, s:o, s:o}",
+  return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:b, s:s, s:s, s:o, s:o, s:o, s:o, "
+                   "s:o}",
                    "dtype", (int)spec->dtype, "head_dim", spec->head_dim, "head_dim_v",
                    spec->head_dim_v, "heads", spec->heads, "kv_heads", spec->kv_heads, "scale_bits",
                    scale.i, "sink_logit", (int)spec->sink_logit, "deterministic",
-                   (int)spec->deterministic, "backward", backward_name(spec->backward), "schedule",
-                   spec->schedule, "mask", expression_to_json(spec->mask, &spec->symbols), "score",
+                   (int)spec->deterministic, "spread", (int)spec->spread, "backward",
+                   backward_name(spec->backward), "schedule", spec->schedule, "mask",
+                   expression_to_json(spec->mask, &spec->symbols), "score",
                    expression_to_json(spec->score, &spec->symbols), "parameters",
                    parameters_to_json(&spec->symbols), "tensors", tensors_to_json(&spec->symbols),
                    "script", script_to_json(spec->script));
@@ -179,23 +181,25 @@ static rota_status expression_from_json(json_t *text, ExpressionKind kind, Symbo
 }
 
 static rota_status spec_from_json(json_t *json, Spec *spec) {
-  int dtype, sink, deterministic;
+  int dtype, sink, deterministic, spread;
   const char *backward, *schedule;
   json_t *mask, *score, *parameters, *tensors, *script;
   Scalar scale;
   json_error_t error;
   if (json_unpack_ex(json, &error, 0,
-                     "{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s, s:s, s:o, s:o, s:o, s:o, s:o}",
+                     "{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:b, s:s, s:s, s:o, s:o, s:o, s:o, "
+                     "s:o}",
                      "dtype", &dtype, "head_dim", &spec->head_dim, "head_dim_v", &spec->head_dim_v,
                      "heads", &spec->heads, "kv_heads", &spec->kv_heads, "scale_bits", &scale.i,
-                     "sink_logit", &sink, "deterministic", &deterministic, "backward", &backward,
-                     "schedule", &schedule, "mask", &mask, "score", &score, "parameters",
-                     &parameters, "tensors", &tensors, "script", &script) != 0)
+                     "sink_logit", &sink, "deterministic", &deterministic, "spread", &spread,
+                     "backward", &backward, "schedule", &schedule, "mask", &mask, "score", &score,
+                     "parameters", &parameters, "tensors", &tensors, "script", &script) != 0)
     return damaged("spec", error.text);
   spec->dtype = (rota_dtype)dtype;
   spec->scale = scale.f;
   spec->sink_logit = sink;
   spec->deterministic = deterministic;
+  spec->spread = spread;
   COPY_NAME(spec->schedule, schedule);
   if (!backward_from_name(backward, &spec->backward))
     return damaged("spec", "its backward");

@@ -22,6 +22,7 @@ typedef struct Plane {
   double *v, *v_t;      /* [n_k][dv], [dv][n_k] */
   double *q, *d_o;      /* [group][n_q][d], [group][n_q][dv] */
   double *lse, *delta;  /* [group][n_q] */
+  double *square;       /* [n_k]: the larger |V|^2 of a pair of keys */
 } Plane;
 
 /* c[m][n] += a[m][depth] b[depth][n]. A zero of `a` takes no part: 0 * NaN from a position that
@@ -181,7 +182,9 @@ static void row_block(const Plane *plane, const RowScratch *scratch, int g, int 
   memset(scratch->o, 0, (size_t)rows * (size_t)dv * sizeof(double));
   for (int r = 0; r < rows; r++)
     for (int j = 0; j < n_k; j++) { /* the backward pass starts from P before it was rounded */
-      double p = rounded(problem, scratch->s[(int64_t)r * n_k + j]);
+      double exact = scratch->s[(int64_t)r * n_k + j], p = rounded(problem, exact);
+      plane->result->mean_square[(plane->row_q + q_begin + r) * problem->heads + head] +=
+          exact == 0.0 ? 0.0 : exact * plane->square[j];
       multiply_add(1, dv, 1, &p, 0, 0, plane->v + (int64_t)j * dv, 0, scratch->o + (int64_t)r * dv,
                    0);
     }
@@ -286,6 +289,18 @@ static bool plane_rows(const Plane *plane) {
   return complete;
 }
 
+static void find_squares(const Plane *plane) {
+  int dv = plane->problem->head_dim_v;
+  memset(plane->square, 0, (size_t)plane->n_k * sizeof(double));
+  for (int j = 0; j < plane->n_k; j++) {
+    double sum = 0.0;
+    for (int i = 0; i < dv; i++)
+      sum += plane->v[(int64_t)j * dv + i] * plane->v[(int64_t)j * dv + i];
+    for (int pair = j / 2 * 2; pair < j / 2 * 2 + 2 && pair < plane->n_k; pair++)
+      plane->square[pair] = fmax(plane->square[pair], sum);
+  }
+}
+
 static void plane_load(Plane *plane) {
   const ReferenceProblem *problem = plane->problem;
   const rota_arguments *arguments = problem->arguments;
@@ -293,6 +308,7 @@ static void plane_load(Plane *plane) {
   int64_t begin_q = problem->lengths->begin_q[b], begin_k = problem->lengths->begin_k[b];
   load(problem, &arguments->k, b, begin_k, plane->n_k, plane->kv_head, d, plane->k, plane->k_t);
   load(problem, &arguments->v, b, begin_k, plane->n_k, plane->kv_head, dv, plane->v, plane->v_t);
+  find_squares(plane);
   for (int g = 0; g < plane->group; g++) {
     int head = plane->kv_head * plane->group + g;
     int64_t row = (int64_t)g * plane->n_q;
@@ -307,7 +323,7 @@ static rota_status plane_run(Plane *plane) {
   size_t d = (size_t)problem->head_dim, dv = (size_t)problem->head_dim_v, n_k = (size_t)plane->n_k,
          rows = (size_t)plane->n_q * (size_t)plane->group;
   /* One block for all of the plane's doubles. */
-  size_t total = 2 * n_k * (d + dv) + rows * (d + dv + 2);
+  size_t total = 2 * n_k * (d + dv) + rows * (d + dv + 2) + n_k;
   double *memory = memory_allocate(total + 1, sizeof *memory);
   if (!memory)
     return ROTA_OUT_OF_MEMORY;
@@ -319,6 +335,7 @@ static rota_status plane_run(Plane *plane) {
   plane->d_o = plane->q + rows * d;
   plane->lse = plane->d_o + rows * dv;
   plane->delta = plane->lse + rows;
+  plane->square = plane->delta + rows;
   plane_load(plane);
   bool complete = plane_rows(plane);
   if (complete && problem->direction == ROTA_BACKWARD) {
@@ -343,13 +360,14 @@ static rota_status result_allocate(const ReferenceProblem *problem, ReferenceRes
   bool backward = problem->direction == ROTA_BACKWARD;
   result->o = memory_allocate(rows_q * heads * dv + 1, sizeof(double));
   result->lse = memory_allocate(rows_q * heads + 1, sizeof(double));
+  result->mean_square = memory_allocate(rows_q * heads + 1, sizeof(double));
   if (backward) {
     result->d_q = memory_allocate(rows_q * heads * d + 1, sizeof(double));
     result->d_k = memory_allocate(rows_k * kv_heads * d + 1, sizeof(double));
     result->d_v = memory_allocate(rows_k * kv_heads * dv + 1, sizeof(double));
     result->d_sink = memory_allocate(heads, sizeof(double));
   }
-  bool complete = result->o && result->lse;
+  bool complete = result->o && result->lse && result->mean_square;
   if (backward)
     complete = complete && result->d_q && result->d_k && result->d_v && result->d_sink;
   if (!complete)
@@ -392,6 +410,7 @@ rota_status reference_run(const ReferenceProblem *problem, ReferenceResult *resu
 void reference_free(ReferenceResult *result) {
   free(result->o);
   free(result->lse);
+  free(result->mean_square);
   free(result->d_q);
   free(result->d_k);
   free(result->d_v);

@@ -140,6 +140,8 @@ typedef struct rota_spec_fields {
   bool allow_nondeterministic; /* false (default): gradients are bit-reproducible */
   const char *backward;        /* NULL or "auto"; "ordered", "exact", "two_pass",
                                 * "materialised", "atomic" */
+  const char *bound;           /* what "exact" scales by: NULL or "norm"; "spread", tighter, for
+                                * which the forward pass writes mean_square: docs/exact.md */
   const char *schedule;        /* of lua/schedules.lua: "shift", "shift:stagger=3"; NULL: auto */
   const char *forward_tiling;  /* query and kv rows of a tile, "128x64", as `rota tune` lists */
   const char *backward_tiling; /* them; NULL or "auto": the first that the architecture has */
@@ -288,6 +290,10 @@ typedef struct rota_arguments {
   rota_tensor d_o;                  /* backward: gradient of o */
   rota_tensor d_q, d_k, d_v;        /* backward: outputs */
   rota_tensor d_lse;                /* backward, optional (data NULL): gradient of lse, fp32 */
+  /* Where the spec has bound = "spread" (else data NULL), fp32 [.., n_q, heads]: the mean of |V|^2
+   * over the keys by their probabilities, output of forward, input of backward. O, lse and it must
+   * be of one forward pass. */
+  rota_tensor mean_square;
   const float *sink;                /* [heads], required where the spec has sink_logit */
   float *d_sink;                    /* [heads], backward, optional */
   const rota_named_tensor *tensors; /* tensors of the score that the plan was not given data for */

@@ -62,6 +62,7 @@ return function(request, algorithm)
     tile_kv = groups * KEYS,
     atomic = ordered and 0 or 1,
     exact = exact and 1 or 0,
+    spread = spec.bound == "spread" and 1 or 0, -- `exact` bounds sums by it
     persistent = 1, -- a worker runs several chains and loads the next K and V early
     pad = BOX,
     -- Words of every query row: delta, LSE; for `exact` its factor, and a share of the bounds.

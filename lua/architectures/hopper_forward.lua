@@ -16,7 +16,7 @@ local SETS_BY_ELEMENT = { [2] = SETS[2], [3] = { consumer = 152, loader = 56 } }
 -- What stands beside S, P and O: peaks, sums, addresses, loops; and where elements are looked at
 -- one by one, positions, pointers into tensors and what the expressions need; more with heads
 -- side by side.
-local BESIDE, BESIDE_BY_ELEMENT, BESIDE_PACKED = 32, 48, 8
+local BESIDE, BESIDE_BY_ELEMENT, BESIDE_PACKED, BESIDE_SPREAD = 32, 48, 8, 8
 -- Cycles that neither products nor exponentials hide, of a tile and of a query tile.
 -- Fitted: docs/configurations.md.
 local TILE, ITEM = 160, 500
@@ -38,7 +38,9 @@ local function padded(head_dim) return (head_dim + BOX - 1) // BOX * BOX end
 
 local function shared_bytes(spec, consumers, tile_kv, query_stages)
   local dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
-  return 2 * (query_stages * 64 * consumers * dim + STAGES * tile_kv * (dim + dim_v)) + EXTRA
+  local tiles = query_stages * 64 * consumers * dim + STAGES * tile_kv * (dim + dim_v)
+  local squares = spec.bound == "spread" and 2 * STAGES * 16 * ((tile_kv // 8 + 3) // 4 * 4) or 0
+  return 2 * tiles + squares + EXTRA
 end
 
 -- Whether scores are looked at one by one, in a partial tile at least.
@@ -80,6 +82,7 @@ local function kernel(spec, target)
       c.name = string.format("%dx%d", c.rows, c.tile_kv)
       c.registers = (elements and SETS_BY_ELEMENT or SETS)[c.consumers]
       local beside = elements and BESIDE_BY_ELEMENT or BESIDE
+      if spec.bound == "spread" then beside = beside + BESIDE_SPREAD end
       if elements and c.packed > 1 then beside = beside + BESIDE_PACKED end
       local held = c.tile_kv // 2 + c.tile_kv // 4 + spec.head_dim_v // 2 + beside
       local instruction = spec.head_dim_v // 2 + INSTRUCTION
@@ -116,6 +119,23 @@ local function kernel(spec, target)
   }
 end
 
+local function launches(spec, c)
+  local list = {
+    {
+      entry = "rota_forward",
+      grid = "row_workers",
+      threads = 128 * (c.consumers + 1),
+      overlaps = true,
+      shared_bytes = c.shared_bytes,
+    },
+  }
+  if spec.bound == "spread" then
+    table.insert(list, 1, { entry = "rota_value_squares", grid = "row_items", threads = 256,
+      shared_bytes = 0, overlaps = true })
+  end
+  return list
+end
+
 local function tiling(spec, target, c)
   local shapes = { math.min(c.tile_kv, spec.head_dim_v) }
   if c.tile_kv ~= spec.head_dim_v then shapes[2] = math.max(c.tile_kv, spec.head_dim_v) end
@@ -128,6 +148,7 @@ local function tiling(spec, target, c)
     tile_kv = c.tile_kv,
     consumers = c.consumers,
     stages = STAGES,
+    spread = spec.bound == "spread" and 1 or 0, -- sum_j P_j |V_j|^2 of every row is wanted
     query_stages = c.query_stages,
     turns = takes_turns(spec, c.consumers) and 1 or 0,
     consumer_registers = c.registers.consumer,
@@ -139,15 +160,7 @@ local function tiling(spec, target, c)
       { tensor = "k", rows = c.tile_kv },
       { tensor = "v", rows = c.tile_kv },
     },
-    launches = {
-      {
-        entry = "rota_forward",
-        grid = "row_workers",
-        threads = 128 * (c.consumers + 1),
-        overlaps = true,
-        shared_bytes = c.shared_bytes,
-      },
-    },
+    launches = launches(spec, c),
   }
 end
 
@@ -155,6 +168,9 @@ return function(request)
   local spec, target = request.spec, request.target
   if spec.head_dim > 256 or spec.head_dim_v > 256 then
     return nil, "head dims above 256 need more registers than a warpgroup has"
+  end
+  if spec.bound == "spread" and math.max(spec.head_dim, spec.head_dim_v) > 128 then
+    return nil, "bound = \"spread\" is served for head dims up to 128, as `exact` is"
   end
   if spec.head_dim % 8 ~= 0 or spec.head_dim_v % 8 ~= 0 then
     return nil, "head dims that are no multiples of 8 suit neither copy engine nor wgmma"

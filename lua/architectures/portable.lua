@@ -36,6 +36,7 @@ return {
   },
   serves = function(request)
     if request.target.sm < 80 then return false, "sm_80 or newer is needed" end
+    if request.spec.bound == "spread" then return false, "no bound = \"spread\"" end
     return true
   end,
   tilings = function(request, algorithm)

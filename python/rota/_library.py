@@ -82,6 +82,7 @@ SpecFields = _struct(
     sink_logit=c.c_bool,
     allow_nondeterministic=c.c_bool,
     backward=c.c_char_p,
+    bound=c.c_char_p,
     schedule=c.c_char_p,
     forward_tiling=c.c_char_p,
     backward_tiling=c.c_char_p,
@@ -155,6 +156,7 @@ Tensor = _struct(
 Arguments = _struct(
     "Arguments",
     **{name: Tensor for name in ("q", "k", "v", "o", "lse", "d_o", "d_q", "d_k", "d_v", "d_lse")},
+    mean_square=Tensor,
     sink=c.c_void_p,
     d_sink=c.c_void_p,
     tensors=c.POINTER(NamedTensor),

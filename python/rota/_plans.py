@@ -220,8 +220,8 @@ class Plan(_Handle):
             native.check(status)
 
 
-# rota_arguments in its C layout: ten tensors, sink, d_sink, tensors, tensor_count.
-ARGUMENTS = struct.Struct("Pqqq" * 10 + "PPPi4x")
+# rota_arguments in its C layout: ten tensors and mean_square, sink, d_sink, tensors, tensor_count.
+ARGUMENTS = struct.Struct("Pqqq" * 11 + "PPPi4x")
 NO_TENSOR = (0, 0, 0, 0)
 
 
@@ -235,7 +235,7 @@ def pack_arguments(
     """`tensors`: (address, batch, row and head stride) of q k v o lse d_o d_q d_k d_v d_lse."""
     address = c.addressof(named) if named_count else 0
     flat = [number for tensor in tensors for number in tensor]
-    return ARGUMENTS.pack(*flat, sink, d_sink, address, named_count)
+    return ARGUMENTS.pack(*flat, *NO_TENSOR, sink, d_sink, address, named_count)
 
 
 def named_array(

@@ -1,9 +1,11 @@
 // The algorithm `exact`: dQ partials become integers, whose sum no order can change. What it needs
 // is a bound of every sum, before the first partial (docs/exact.md has the proof):
 //
-//   |dQ[i][c]| <= kmax slope (|dO[i]| vmax + |dLSE[i]|)
+//   |dQ[i][c]| <= kmax slope (|dO[i]| reach[i] + |dLSE[i]|)
 //
-//   kmax, vmax   largest magnitude in K and norm of a row of V, of the sequence and kv head
+//   kmax         largest magnitude in K, of the sequence and kv head
+//   reach        how far rows of V lie from O[i]: the largest norm of one, vmax, by bound = "norm";
+//                sqrt(sum_j P_ij |V_j|^2 - |O_i|^2) by bound = "spread"
 //
 // dS is multiplied by its row's factor, a power of two, on its way to the products that make dQ:
 // exact, and two elements an instruction. So sums come out scaled, by up to 2^30 over the bound; in
@@ -18,6 +20,7 @@
 #define ROTA_HOPPER_BACKWARD_EXACT_CUH
 
 #include "templates/hopper/backward_shared.cuh"
+#include "templates/hopper/key_rows.cuh"
 #include "templates/lib/fixed_point.cuh"
 #include "templates/portable/backward_delta.cuh"
 
@@ -64,40 +67,6 @@ ROTA_DEVICE void clear_bounds(const RotaArguments &arguments, const RotaTensorMa
   for (int i = (int)threadIdx.x; i <= kBoundValues; i += (int)blockDim.x)
     bounds[i] = 0.0f;
 }
-
-constexpr int kBoundThreads = 256;
-// Of a kv tile: chunks of K or V rows, a thread's share, in registers at once.
-template <int kColumns> struct KeyRows {
-  static constexpr int kChunks = kColumns / kChunk;
-  static constexpr int kLanes = power_of_two_from(kChunks);
-  static constexpr int kAtOnce = kBoundThreads / kLanes;
-  static constexpr int kSteps = (kTileKv + kAtOnce - 1) / kAtOnce;
-  Chunk x[kSteps];
-
-  ROTA_DEVICE static int lane() { return (int)threadIdx.x % kLanes; }
-  ROTA_DEVICE KeyRows(const RotaTensor &tensor, const RotaSequence &sequence, int first, int head) {
-#pragma unroll
-    for (int i = 0; i < kSteps; i++) {
-      const int row = i * kAtOnce + (int)threadIdx.x / kLanes, key = first + row;
-      x[i] = Chunk{{0, 0, 0, 0}};
-      if (row < kTileKv && key < sequence.n_k && lane() < kChunks)
-        x[i] = load_global_chunk(row_k<Element>(tensor, sequence, key, head) + lane() * kChunk);
-    }
-  }
-  // Where a mask may forbid a key, a NaN or infinity in it counts for those queries alone that
-  // attend to it; the kernels find them.
-  ROTA_DEVICE static bool counts(const Chunk &row) {
-    if (!kHasMask)
-      return true;
-    unsigned bad = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      bad |= packed_not_finite(row.word[i], Element());
-    const unsigned lanes = __ballot_sync(kAllLanes, bad != 0);
-    constexpr unsigned kMine = kLanes == 32 ? kAllLanes : (1u << kLanes % 32) - 1;
-    return (lanes >> lane_index() / kLanes * kLanes & kMine) == 0;
-  }
-};
 
 // One block per (kv tile, kv head).
 ROTA_DEVICE void key_bounds(const RotaArguments &arguments, const RotaTensorMaps &) {
@@ -163,24 +132,51 @@ ROTA_DEVICE float key_factor(const RotaArguments &arguments, const RotaSequence 
                                     : 1.0f;
 }
 
+// Sums of squares that are as accurate as the proof takes them to be: above what is rounded among
+// subnormals (in fp16 P and O, too), and below overflow.
+ROTA_DEVICE constexpr float smallest_square(Bf16) {
+  return 0x1p-100f;
+}
+ROTA_DEVICE constexpr float smallest_square(Fp16) {
+  return 0x1p-20f;
+}
+constexpr float kLargestSquare = 0x1p100f;
+constexpr int kSpreadKeys = 1 << 16; // for longer sequences roundings are not proven to be small
+// A row's sum_j P_j |V_j|^2 and |O|^2 differ by the spread, but for the rounding of O and P: a 64th
+// of the first at most, which is the least that the spread is taken for.
+constexpr float kSpreadFloor = 0x1p-6f;
+
 // What a query tile's rows share: log2 of kmax, vmax and the slope; NaN where not finite.
 struct SequenceBounds {
   float keys, values, slope;
+  bool spread; // may be used
 
   ROTA_DEVICE SequenceBounds(const RotaArguments &arguments, const RotaSequence &sequence, int head)
       : keys(logarithm(bounds_of(arguments, sequence, head / kGroup) + kBoundKeys)),
         values(logarithm(bounds_of(arguments, sequence, head / kGroup) + kBoundValues)),
-        slope(log2_wide(arguments.parameters[ROTA_ABI_PARAMETERS - 1].as_float)) {}
+        slope(log2_wide(arguments.parameters[ROTA_ABI_PARAMETERS - 1].as_float)),
+        spread(kSpread != 0 && sequence.n_k <= kSpreadKeys) {}
   ROTA_DEVICE static float logarithm(const float *of) {
     const float x = load_fresh(of);
     return x < kInfinity ? log2_wide(x) : __uint_as_float(0x7fffffffu);
   }
 
+  // log2 of how far rows of V lie from O, as P weighs them. `mean`: sum_j P_j |V_j|^2; `square`:
+  // |O|^2, which cannot be that much larger if both come from the same forward pass: NaN then.
+  ROTA_DEVICE float reach(float mean, float square) const {
+    if (!spread || !(mean >= smallest_square(Element()) && mean < kLargestSquare))
+      return values;
+    if (!(square < 2.0f * mean))
+      return __uint_as_float(0x7fffffffu);
+    return 0.5f * log2_wide(maximum(mean - square, kSpreadFloor * mean));
+  }
+
   // `norm`: of the row of dO, bits. NaN, too, where dP or a partial could leave fp32's range.
-  ROTA_DEVICE Element row_factor(unsigned norm, float d_lse, float lse, float delta) const {
+  ROTA_DEVICE Element row_factor(unsigned norm, float reach, float d_lse, float lse,
+                                 float delta) const {
     constexpr float kLargest = 126.0f;
-    const float product = log2_wide(__uint_as_float(norm)) + values;
-    const float scores = slope + log2_sum(product, log2_wide(fabsf(d_lse)));
+    const float row = log2_wide(__uint_as_float(norm)), product = row + values;
+    const float scores = slope + log2_sum(row + reach, log2_wide(fabsf(d_lse)));
     const float sums = keys + scores;
     const bool finite = product < kLargest && scores < kLargest && sums < kLargest &&
                         fabsf(delta) < kInfinity && lse < kInfinity && bits_are_finite(norm);
@@ -192,11 +188,12 @@ struct SequenceBounds {
   }
 };
 
-// Factors of a tile's rows, from the dO that prepare's block holds: kSteps rows a thread, kLanes
-// lanes a row, delta being written already.
+// Factors of a tile's rows, from the O and dO that prepare's block holds: kSteps rows a thread,
+// kLanes lanes a row, delta being written already.
 template <int kLanes, int kSteps>
 ROTA_DEVICE void store_factors(const RotaArguments &arguments, const RotaSequence &sequence,
-                               int q_tile, int head, const Chunk (&d_o)[kSteps]) {
+                               int q_tile, int head, const Chunk (&o)[kSteps],
+                               const Chunk (&d_o)[kSteps]) {
   wait_for_predecessor();
   const SequenceBounds bounds(arguments, sequence, head);
   const long long tile = query_tile_number(arguments, sequence, q_tile, head);
@@ -204,13 +201,17 @@ ROTA_DEVICE void store_factors(const RotaArguments &arguments, const RotaSequenc
   for (int i = 0; i < kSteps; i++) {
     const int r = ((int)blockDim.x * i + (int)threadIdx.x) / kLanes, q = q_tile * kTileQ + r;
     const unsigned norm = row_norm<kLanes>(d_o[i]);
+    const float square = kSpread != 0 ? row_square<kLanes>(o[i]) : 0.0f;
     if (lane_index() % kLanes != 0 || r >= kTileQ)
       continue;
     Element factor = {0};
     if (q < sequence.n_q) {
       const float d_lse =
           arguments.d_lse.data ? *row_q<float>(arguments.d_lse, sequence, q, head) : 0.0f;
-      factor = bounds.row_factor(norm, d_lse, *row_q<float>(arguments.lse, sequence, q, head),
+      const float mean =
+          kSpread != 0 ? *row_q<float>(arguments.mean_square, sequence, q, head) : 0.0f;
+      factor = bounds.row_factor(norm, bounds.reach(mean, square), d_lse,
+                                 *row_q<float>(arguments.lse, sequence, q, head),
                                  arguments.delta[tile * kTileQ + r]);
     }
     factors_of(arguments, tile)[factor_place(r)] = factor;

@@ -74,7 +74,7 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
     }
   }
   if constexpr (kExact)
-    store_factors<kRowLanes>(arguments, sequence, row.q_tile, head, d_o);
+    store_factors<kRowLanes>(arguments, sequence, row.q_tile, head, o, d_o);
 }
 
 } // namespace rota

@@ -32,7 +32,6 @@
 #include "mask.cuh"
 #include "score.cuh"
 #include "templates/hopper/forward_loader.cuh"
-#include "templates/lib/hopper_softmax.cuh"
 #include "templates/lib/warpgroup.cuh"
 
 namespace rota {
@@ -52,7 +51,8 @@ struct ForwardConsumer {
   ItemWalk items;
   Ring<kQueryStages> ring_q;
   Ring<kStages> ring_k, ring_v;
-  WarpgroupSoftmax softmax;
+  using Softmax = ForwardSoftmax<kSpread>;
+  Softmax softmax;
 
   ROTA_DEVICE ForwardConsumer(const RotaArguments &arguments, const Shared &shared, int group)
       : arguments(arguments), shared(shared), group(group), items(arguments), ring_q(0), ring_k(0),
@@ -190,14 +190,15 @@ struct ForwardConsumer {
     return kHasScore ? kLog2E : fabsf(arguments.scale) * kLog2E;
   }
   // S that has arrived becomes P (not yet rounded). Returns whether O must be rescaled.
-  ROTA_DEVICE bool find_probabilities(float (&s)[kS], unsigned tile, float (&rescale)[2]) {
+  ROTA_DEVICE bool find_probabilities(float (&s)[kS], unsigned tile, unsigned weights,
+                                      float (&rescale)[2]) {
     const int k_begin = (int)(tile & kTileNumber) * kTileKv;
     if constexpr (kHasScore)
       apply_score(s, k_begin);
     if (tile & kTilePartial)
       apply_mask(s, k_begin, (tile & kTileBounded) != 0);
     const bool raised = softmax.raise(s, factor(), rescale);
-    softmax.probabilities(s, factor());
+    softmax.probabilities(s, factor(), weights);
     return raised;
   }
 
@@ -233,7 +234,7 @@ struct ForwardConsumer {
         return true;
       }
       float scale[2];
-      close(WarpgroupSoftmax(), items.index, scale);
+      close(Softmax(), items.index, scale);
       float o[kO];
       clear(o);
       store_o(o, scale, items.index);
@@ -274,9 +275,10 @@ struct ForwardConsumer {
     t.tile = (unsigned)uniform(load_shared_int(shared.tile(ring_k.stage)));
     wgmma_wait<kPending>();
     wgmma_touch(t.s);
+    const unsigned weights = shared.weights(ring_k.stage, ring_k.parity);
     release(shared.k_empty(ring_k.stage));
     ring_k.advance();
-    return find_probabilities(t.s, t.tile, rescale);
+    return find_probabilities(t.s, t.tile, weights, rescale);
   }
   ROTA_DEVICE void wait_o(float (&o)[kO]) {
     wgmma_wait<0>();
@@ -295,7 +297,7 @@ struct ForwardConsumer {
     pass_turn();
     if constexpr (kBeside)
       close(softmax, before, scale);
-    softmax = WarpgroupSoftmax();
+    softmax = Softmax();
     take_s<kBeside>(t, rescale);
     if constexpr (kBeside) {
       wait_o(t.o);
@@ -326,7 +328,7 @@ struct ForwardConsumer {
     store_o(t.o, scale, item);
   }
   // Closes the rows of an item: stores LSE, hands out the factors of O.
-  ROTA_DEVICE void close(const WarpgroupSoftmax &softmax, int number, float (&scale)[2]) const {
+  ROTA_DEVICE void close(const Softmax &softmax, int number, float (&scale)[2]) const {
     const ForwardItem item = load_item(shared.item(number));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -335,8 +337,12 @@ struct ForwardConsumer {
       SoftmaxRow row = softmax.template finish<kSinkLogit>(r, sink);
       if (item.origin.q + query >= item.origin.n_q)
         row = {0.0f, -kInfinity};
-      if (lane_index() % 4 == 0 && lane_stores(item, r))
+      const float square = softmax.mean_square(r, row.scale);
+      if (lane_index() % 4 == 0 && lane_stores(item, r)) {
         *element_at<float>(arguments.lse, item.slot, item.row + query, head) = row.lse;
+        if constexpr (kSpread != 0)
+          *element_at<float>(arguments.mean_square, item.slot, item.row + query, head) = square;
+      }
       scale[r] = row.scale;
     }
   }

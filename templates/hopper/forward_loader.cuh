@@ -4,6 +4,7 @@
 
 #include "mask.cuh"
 #include "templates/hopper/forward_shared.cuh"
+#include "templates/hopper/forward_spread.cuh"
 #include "templates/lib/barrier.cuh"
 
 namespace rota {
@@ -38,7 +39,8 @@ struct ForwardLoader {
         // The map's dimensions: head dim, head, row, slot.
         copy_boxes<kHeadDim, Shared::kRows>(shared.q(ring_q.stage), &maps.map[kMapQ], head, q_row,
                                             sequence.slot, full);
-        load_k_tiles(walk, ring, (int)sequence.begin_k, head / kGroup, sequence.slot);
+        load_k_tiles(walk, ring, (int)sequence.begin_k, head / kGroup, sequence.slot,
+                     tile_squares(arguments, sequence, 0, head / kGroup));
       } else {
         barrier_arrive(full);
       }
@@ -46,7 +48,7 @@ struct ForwardLoader {
     }
   }
   ROTA_DEVICE void load_k_tiles(RunWalk &walk, Ring<kStages> &ring, int begin, int head,
-                                int slot) const {
+                                int slot, const float *squares) const {
     while (walk.valid()) {
       const int tile = walk.tile;
       const unsigned kind =
@@ -55,7 +57,11 @@ struct ForwardLoader {
       barrier_wait_phase(shared.k_empty(ring.stage), ring.parity);
       store_shared_word(shared.tile(ring.stage),
                         (unsigned)tile | kind | (walk.valid() ? 0u : kTileLast));
-      barrier_expect(shared.k_full(ring.stage), Shared::kBytesK);
+      barrier_expect(shared.k_full(ring.stage), Shared::kBytesK + Shared::kWeightBytes);
+      if constexpr (kSpread != 0)
+        copy_bytes(shared.weights(ring.stage, ring.parity ^ 1),
+                   squares + (long long)tile * arguments.kv_heads * kSquares, Shared::kWeightBytes,
+                   shared.k_full(ring.stage));
       copy_boxes<kHeadDim, kTileKv>(shared.k(ring.stage), &maps.map[kMapK], begin + tile * kTileKv,
                                     head, slot, shared.k_full(ring.stage));
       ring.advance();

@@ -76,12 +76,14 @@ typedef struct RotaSection { // host: where a table lies in the image
   long long offset, count;   // bytes, entries
 } RotaSection;
 
-// ---- Workspace of a backward run: byte offsets, 256-byte aligned; a part that an algorithm does
-// without has size 0 ----
+// ---- Workspace of a run: byte offsets, 256-byte aligned; a part that an algorithm does without has
+// size 0 ----
 
 typedef struct RotaWorkspace {
   long long delta;          // float [all query tiles * heads * tile_q]: rowsum(dO * O) - dLSE;
-                            // with tiling.row_values = 2 then as many: LSE log2 e, +inf for -inf
+                            // with tiling.row_values = 2 then as many: LSE log2 e, +inf for -inf;
+                            // forward, with tiling.spread: that many floats of each kv tile and
+                            // head
   long long dq_accumulator; // float [all query tiles * heads][tile_q * padded head dim], in an
                             // order the kernel chooses
   long long
@@ -125,6 +127,7 @@ typedef union RotaScalar {
 typedef struct RotaArguments {
   RotaTensor q, k, v, o, lse;           // lse: float
   RotaTensor d_o, d_q, d_k, d_v, d_lse; // d_lse: float, data may be null
+  RotaTensor mean_square;               // float; only where tiling.spread is 1
   const float *sink;                    // [heads]; null without sink logits
   float *d_sink;                        // [heads]; null: not wanted
   const RotaSequence *sequences;

@@ -88,6 +88,14 @@ ROTA_DEVICE unsigned chunk_magnitude(const Chunk &x) {
   unpack(largest, low, high, Element());
   return larger_bits(__float_as_uint(low), __float_as_uint(high));
 }
+// Of a row whose chunks kLanes neighbouring lanes hold; all lanes get it.
+template <int kLanes> ROTA_DEVICE float row_square(const Chunk &x) {
+  float sum = chunk_square_sum(x, 1.0f);
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2)
+    sum += __shfl_xor_sync(kAllLanes, sum, step);
+  return sum;
+}
 // The norm of a row whose chunks kLanes neighbouring lanes hold, as bits; NaN or infinite where an
 // element is. All lanes get it.
 template <int kLanes> ROTA_DEVICE unsigned row_norm(const Chunk &x) {

@@ -145,6 +145,9 @@ ROTA_DEVICE float maximum(float a, float b) {
 __host__ __device__ constexpr int round_up(int x, int multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }
+__host__ __device__ constexpr int power_of_two_from(int x) {
+  return x <= 1 ? 1 : 2 * power_of_two_from((x + 1) / 2);
+}
 __host__ __device__ constexpr int larger(int a, int b) {
   return a > b ? a : b;
 }

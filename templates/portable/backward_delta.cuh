@@ -14,10 +14,6 @@
 
 namespace rota {
 
-__host__ __device__ constexpr int power_of_two_from(int x) {
-  return x <= 1 ? 1 : 2 * power_of_two_from((x + 1) / 2);
-}
-
 // 16 bytes of a row; element by element where addresses are unaligned or the row ends within them.
 template <int kColumns> ROTA_DEVICE Chunk load_row_chunk(const Element *row, int chunk) {
   if (kAligned && (kColumns % kChunk == 0 || (chunk + 1) * kChunk <= kColumns)) {

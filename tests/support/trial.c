@@ -162,8 +162,11 @@ Trial *trial_create(const TrialShape *shape) {
                           shape->cu_k,  shape->used_q, shape->used_k};
   require(lengths_create(&lengths, &trial->lengths) == ROTA_OK, "lengths");
   enum { NEITHER, FORWARD, BACKWARD };
+  const bool spread = shape->bound && strcmp(shape->bound, "spread") == 0;
 #define X(role, field, keys, dim, writer)                                                          \
-  if (TRIAL_##role != TRIAL_D_LSE || shape->d_lse)                                                 \
+  if (TRIAL_##role == TRIAL_D_LSE         ? shape->d_lse                                           \
+      : TRIAL_##role == TRIAL_MEAN_SQUARE ? spread                                                 \
+                                          : true)                                                  \
     add_tensor(trial, TRIAL_##role, #field, keys, dim, writer != NEITHER);
   TRIAL_TENSOR_LIST(X)
 #undef X
@@ -233,7 +236,8 @@ static bool is_written(const Trial *trial, TrialRole role) {
   const TrialBuffer *buffer = &trial->buffers[role];
   if (!buffer->view.data || !buffer->output)
     return false;
-  return !trial->shape.forward_only || role == TRIAL_O || role == TRIAL_LSE;
+  return !trial->shape.forward_only || role == TRIAL_O || role == TRIAL_LSE ||
+         role == TRIAL_MEAN_SQUARE;
 }
 
 Digest trial_all_bits(const Trial *trial) {
@@ -308,6 +312,8 @@ static const double *reference_output(const ReferenceResult *result, TrialRole r
     return result->o;
   case TRIAL_LSE:
     return result->lse;
+  case TRIAL_MEAN_SQUARE:
+    return result->mean_square;
   case TRIAL_D_Q:
     return result->d_q;
   case TRIAL_D_K:
@@ -447,8 +453,9 @@ void trial_print_report(const TrialReport *report) {
   static const struct {
     TrialRole role;
     const char *name;
-  } columns[] = {{TRIAL_O, "o"},    {TRIAL_LSE, "lse"}, {TRIAL_D_Q, "dq"},
-                 {TRIAL_D_K, "dk"}, {TRIAL_D_V, "dv"},  {TRIAL_D_SINK, "dsink"}};
+  } columns[] = {{TRIAL_O, "o"},         {TRIAL_LSE, "lse"}, {TRIAL_MEAN_SQUARE, "square"},
+                 {TRIAL_D_Q, "dq"},      {TRIAL_D_K, "dk"},  {TRIAL_D_V, "dv"},
+                 {TRIAL_D_SINK, "dsink"}};
   for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++) {
     TrialRole role = columns[i].role;
     if (report->limit[role] == 0.0)

@@ -28,7 +28,8 @@
   X(D_Q, d_q, false, 1, BACKWARD)                                                                  \
   X(D_K, d_k, true, 1, BACKWARD)                                                                   \
   X(D_V, d_v, true, 2, BACKWARD)                                                                   \
-  X(D_LSE, d_lse, false, 0, NEITHER)
+  X(D_LSE, d_lse, false, 0, NEITHER)                                                               \
+  X(MEAN_SQUARE, mean_square, false, 0, FORWARD)
 typedef enum TrialRole {
 #define X(role, field, keys, dim, writer) TRIAL_##role,
   TRIAL_TENSOR_LIST(X)
@@ -46,6 +47,7 @@ typedef struct TrialShape {
   const int32_t *cu_q, *cu_k, *used_q, *used_k;
   const char *mask, *score;        /* in the vocabulary of lua/; NULL: none */
   const char *backward, *schedule; /* NULL: "auto" */
+  const char *bound;               /* of "exact"; NULL: "norm" */
   float scale;                     /* 0: 1 / sqrt(head_dim) */
   bool sink, d_lse;
   bool forward_only;

@@ -61,6 +61,7 @@ static rota_status make_spec(Trial *trial, rota_context *context) {
                              .sink_logit = shape->sink,
                              .allow_nondeterministic = shape->nondeterministic,
                              .backward = shape->backward,
+                             .bound = shape->bound,
                              .schedule = shape->schedule};
   return rota_spec_create(context, &fields, &trial->spec);
 }
