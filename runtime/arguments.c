@@ -23,11 +23,16 @@ typedef struct TensorUse {
     }                                                                                              \
   }
 static const TensorUse tensor_uses[] = {
-    USE(q, false, true, READ, READ),        USE(k, true, true, READ, READ),
-    USE(v, true, true, READ, READ),         USE(o, false, true, WRITTEN, READ),
-    USE(lse, false, false, WRITTEN, READ),  USE(d_o, false, true, UNUSED, READ),
-    USE(d_q, false, true, UNUSED, WRITTEN), USE(d_k, true, true, UNUSED, WRITTEN),
-    USE(d_v, true, true, UNUSED, WRITTEN),  USE(d_lse, false, false, UNUSED, OPTIONAL),
+    USE(q, false, true, READ, READ),
+    USE(k, true, true, READ, READ),
+    USE(v, true, true, READ, READ),
+    USE(o, false, true, WRITTEN, READ),
+    USE(lse, false, false, WRITTEN, READ),
+    USE(d_o, false, true, UNUSED, READ),
+    USE(d_q, false, true, UNUSED, WRITTEN),
+    USE(d_k, true, true, UNUSED, WRITTEN),
+    USE(d_v, true, true, UNUSED, WRITTEN),
+    USE(d_lse, false, false, UNUSED, OPTIONAL),
     USE(mean_square, false, false, WRITTEN, READ),
 };
 #undef USE

@@ -287,9 +287,9 @@ typedef struct rota_arguments {
   rota_tensor o; /* [.., n_q, heads, head_dim_v]: output of forward, input of backward */
   rota_tensor
       lse; /* fp32 [.., n_q, heads] (natural logarithm): output of forward, input of backward */
-  rota_tensor d_o;                  /* backward: gradient of o */
-  rota_tensor d_q, d_k, d_v;        /* backward: outputs */
-  rota_tensor d_lse;                /* backward, optional (data NULL): gradient of lse, fp32 */
+  rota_tensor d_o;           /* backward: gradient of o */
+  rota_tensor d_q, d_k, d_v; /* backward: outputs */
+  rota_tensor d_lse;         /* backward, optional (data NULL): gradient of lse, fp32 */
   /* Where the spec has bound = "spread" (else data NULL), fp32 [.., n_q, heads]: the mean of |V|^2
    * over the keys by their probabilities, output of forward, input of backward. O, lse and it must
    * be of one forward pass. */
@@ -300,11 +300,11 @@ typedef struct rota_arguments {
   int32_t tensor_count;
 } rota_arguments;
 
-/* Forward: writes o and lse. Backward: writes d_q, d_k, d_v. On CUDA asynchronous on `stream` (a
- * CUstream or cudaStream_t; NULL is the legacy default stream); on the CPU device it returns when
- * done. Allocates nothing, synchronises nothing, may be captured in a CUDA graph. Errors:
- * INVALID_ARGUMENT (a missing pointer; a layout the kernel was not prepared for), WORKSPACE,
- * DRIVER. */
+/* Forward: writes o and lse, and mean_square where the spec asks. Backward: writes d_q, d_k, d_v.
+ * On CUDA asynchronous on `stream` (a CUstream or cudaStream_t; NULL is the legacy default stream);
+ * on the CPU device it returns when done. Allocates nothing, synchronises nothing, may be captured
+ * in a CUDA graph. Errors: INVALID_ARGUMENT (a missing pointer; a layout the kernel was not
+ * prepared for), WORKSPACE, DRIVER. */
 ROTA_API rota_status rota_run(const rota_plan *plan, const rota_arguments *arguments,
                               void *workspace, size_t workspace_size, void *stream);
 

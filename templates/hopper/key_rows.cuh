@@ -1,5 +1,5 @@
-// Rows of K or V of a kv tile, by a whole block: for what stands before the kernels proper and looks
-// at every key once.
+// Rows of K or V of a kv tile, by a whole block: for what stands before the kernels proper and
+// looks at every key once.
 #ifndef ROTA_HOPPER_KEY_ROWS_CUH
 #define ROTA_HOPPER_KEY_ROWS_CUH
 

@@ -76,8 +76,8 @@ typedef struct RotaSection { // host: where a table lies in the image
   long long offset, count;   // bytes, entries
 } RotaSection;
 
-// ---- Workspace of a run: byte offsets, 256-byte aligned; a part that an algorithm does without has
-// size 0 ----
+// ---- Workspace of a run: byte offsets, 256-byte aligned; a part that an algorithm does without
+// has size 0 ----
 
 typedef struct RotaWorkspace {
   long long delta;          // float [all query tiles * heads * tile_q]: rowsum(dO * O) - dLSE;

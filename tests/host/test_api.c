@@ -342,6 +342,7 @@ static void test_refused_tensors(void **state) {
   REFUSE(d_q, tensor.stride_row = 0, "d_q|stride_row is 0|overwrite");
   REFUSE(d_k, tensor.stride_batch = 0, "d_k|stride_batch is 0");
   REFUSE(q, tensor.stride_row = INT64_MAX / 4 * 4, "q.stride_row|address space");
+  REFUSE(mean_square, tensor = good.lse, "mean_square was given|bound is not \"spread\"");
 #undef REFUSE
   rota_arguments arguments = good;
   float sink[4] = {0};
