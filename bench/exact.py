@@ -105,6 +105,13 @@ def fixed_sum(ds, k, scale):
     return sum(torch.round(x * scale) for x in partials(ds, k)) / scale
 
 
+def group_squares(v):
+    """|V|^2 of every key, of eight that a thread of the kernels adds up the largest: keys 8 n + 2 c
+    and the next of four neighbouring n."""
+    largest = (v**2).sum(1).view(-1, 4, 4, 2).amax((1, 3), keepdim=True)
+    return largest.expand(-1, 4, 4, 2).reshape(-1)
+
+
 def power(bound):
     """2^30 over a bound, rounded down as the kernels do."""
     return torch.exp2(torch.floor(torch.log2(2**30 / bound.clamp_min(1e-300))))
@@ -114,7 +121,7 @@ def scales(k, v, d_o, d_lse, p, o):
     """By the norm bound, by the spread bound, and by the latter with the column's largest K."""
     column, row = k.abs().amax(0), d_o.norm(dim=1, keepdim=True)
     more = 0 if d_lse is None else d_lse.double().abs()[:, None]
-    square = p @ (v**2).sum(1).view(-1, 2).amax(1).repeat_interleave(2)[:, None]
+    square = p @ group_squares(v)[:, None]
     spread = torch.maximum(square - (o**2).sum(1, keepdim=True), square * 2**-6).sqrt()
     norm = row * v.norm(dim=1).max() + more
     spread = row * spread + more

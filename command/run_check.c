@@ -48,10 +48,8 @@ static rota_status compare_all(const RunState *run, const Plan *plan, RunErrors 
   const struct {
     int index;
     const double *want;
-  } outputs[] = {
-      {RUN_o, result.o},          {RUN_lse, result.lse}, {RUN_mean_square, result.mean_square},
-      {RUN_d_q, result.d_q},      {RUN_d_k, result.d_k}, {RUN_d_v, result.d_v},
-      {RUN_d_sink, result.d_sink}};
+  } outputs[] = {{RUN_o, result.o},     {RUN_lse, result.lse}, {RUN_d_q, result.d_q},
+                 {RUN_d_k, result.d_k}, {RUN_d_v, result.d_v}, {RUN_d_sink, result.d_sink}};
   for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++)
     if (run->tensors[outputs[i].index].address && outputs[i].want)
       errors->error[outputs[i].index] = compare(run, outputs[i].index, outputs[i].want);

@@ -73,7 +73,7 @@ static void own_tensors(Plan *plan) {
 /* Of a forward pass that gives mean_square: floats of each kv tile and head, tile_squares in
  * templates/hopper/forward_spread.cuh. */
 static int64_t squares_size(const Plan *plan, const Tiling *tiling) {
-  int64_t tile = tiling->tile_kv, tiles = 0, floats = 4 * round_up(tile / 8, 4);
+  int64_t tile = tiling->tile_kv, tiles = 0, floats = 4 * ((tile + 31) / 32);
   const Lengths *lengths = plan->lengths;
   for (int32_t b = 0; b < lengths->batch; b++) {
     int64_t own = (lengths->rows_k[b] + tile - 1) / tile, slot = lengths->packed ? 0 : b;

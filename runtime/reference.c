@@ -22,7 +22,7 @@ typedef struct Plane {
   double *v, *v_t;      /* [n_k][dv], [dv][n_k] */
   double *q, *d_o;      /* [group][n_q][d], [group][n_q][dv] */
   double *lse, *delta;  /* [group][n_q] */
-  double *square;       /* [n_k]: the larger |V|^2 of a pair of keys */
+  double *square;       /* [n_k]: |V|^2 */
 } Plane;
 
 /* c[m][n] += a[m][depth] b[depth][n]. A zero of `a` takes no part: 0 * NaN from a position that
@@ -291,13 +291,10 @@ static bool plane_rows(const Plane *plane) {
 
 static void find_squares(const Plane *plane) {
   int dv = plane->problem->head_dim_v;
-  memset(plane->square, 0, (size_t)plane->n_k * sizeof(double));
   for (int j = 0; j < plane->n_k; j++) {
-    double sum = 0.0;
+    plane->square[j] = 0.0;
     for (int i = 0; i < dv; i++)
-      sum += plane->v[(int64_t)j * dv + i] * plane->v[(int64_t)j * dv + i];
-    for (int pair = j / 2 * 2; pair < j / 2 * 2 + 2 && pair < plane->n_k; pair++)
-      plane->square[pair] = fmax(plane->square[pair], sum);
+      plane->square[j] += plane->v[(int64_t)j * dv + i] * plane->v[(int64_t)j * dv + i];
   }
 }
 

@@ -33,7 +33,7 @@ typedef struct ReferenceProblem {
 } ReferenceProblem;
 
 /* Contiguous [row][head][dim], the sequences' slots one behind the other; gradients NULL for
- * FORWARD. mean_square: as rota.h has it, of keys 2 j and 2 j + 1 the larger |V|^2. */
+ * FORWARD. mean_square: sum of P |V|^2. */
 typedef struct ReferenceResult {
   int64_t rows_q, rows_k;
   double *o, *lse, *mean_square, *d_q, *d_k, *d_v, *d_sink;

@@ -291,8 +291,8 @@ typedef struct rota_arguments {
   rota_tensor d_q, d_k, d_v; /* backward: outputs */
   rota_tensor d_lse;         /* backward, optional (data NULL): gradient of lse, fp32 */
   /* Where the spec has bound = "spread" (else data NULL), fp32 [.., n_q, heads]: the mean of |V|^2
-   * over the keys by their probabilities, output of forward, input of backward. O, lse and it must
-   * be of one forward pass. */
+   * over the keys by their probabilities, or somewhat more; output of forward, input of backward.
+   * O, lse and it must be of one forward pass. */
   rota_tensor mean_square;
   const float *sink;                /* [heads], required where the spec has sink_logit */
   float *d_sink;                    /* [heads], backward, optional */

@@ -16,7 +16,7 @@ local SETS_BY_ELEMENT = { [2] = SETS[2], [3] = { consumer = 152, loader = 56 } }
 -- What stands beside S, P and O: peaks, sums, addresses, loops; and where elements are looked at
 -- one by one, positions, pointers into tensors and what the expressions need; more with heads
 -- side by side.
-local BESIDE, BESIDE_BY_ELEMENT, BESIDE_PACKED, BESIDE_SPREAD = 32, 48, 8, 8
+local BESIDE, BESIDE_BY_ELEMENT, BESIDE_PACKED = 32, 48, 8
 -- Cycles that neither products nor exponentials hide, of a tile and of a query tile.
 -- Fitted: docs/configurations.md.
 local TILE, ITEM = 160, 500
@@ -39,7 +39,7 @@ local function padded(head_dim) return (head_dim + BOX - 1) // BOX * BOX end
 local function shared_bytes(spec, consumers, tile_kv, query_stages)
   local dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
   local tiles = query_stages * 64 * consumers * dim + STAGES * tile_kv * (dim + dim_v)
-  local squares = spec.bound == "spread" and 2 * STAGES * 16 * ((tile_kv // 8 + 3) // 4 * 4) or 0
+  local squares = spec.bound == "spread" and STAGES * 16 * ((tile_kv + 31) // 32) or 0
   return 2 * tiles + squares + EXTRA
 end
 
@@ -82,7 +82,6 @@ local function kernel(spec, target)
       c.name = string.format("%dx%d", c.rows, c.tile_kv)
       c.registers = (elements and SETS_BY_ELEMENT or SETS)[c.consumers]
       local beside = elements and BESIDE_BY_ELEMENT or BESIDE
-      if spec.bound == "spread" then beside = beside + BESIDE_SPREAD end
       if elements and c.packed > 1 then beside = beside + BESIDE_PACKED end
       local held = c.tile_kv // 2 + c.tile_kv // 4 + spec.head_dim_v // 2 + beside
       local instruction = spec.head_dim_v // 2 + INSTRUCTION

@@ -190,8 +190,8 @@ struct ForwardConsumer {
     return kHasScore ? kLog2E : fabsf(arguments.scale) * kLog2E;
   }
   // S that has arrived becomes P (not yet rounded). Returns whether O must be rescaled.
-  ROTA_DEVICE bool find_probabilities(float (&s)[kS], unsigned tile, unsigned weights,
-                                      float (&rescale)[2]) {
+  ROTA_DEVICE bool find_probabilities(float (&s)[kS], unsigned tile,
+                                      const Softmax::Weights &weights, float (&rescale)[2]) {
     const int k_begin = (int)(tile & kTileNumber) * kTileKv;
     if constexpr (kHasScore)
       apply_score(s, k_begin);
@@ -275,7 +275,7 @@ struct ForwardConsumer {
     t.tile = (unsigned)uniform(load_shared_int(shared.tile(ring_k.stage)));
     wgmma_wait<kPending>();
     wgmma_touch(t.s);
-    const unsigned weights = shared.weights(ring_k.stage, ring_k.parity);
+    const Softmax::Weights weights(shared.weights(ring_k.stage));
     release(shared.k_empty(ring_k.stage));
     ring_k.advance();
     return find_probabilities(t.s, t.tile, weights, rescale);

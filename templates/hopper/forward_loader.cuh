@@ -47,8 +47,8 @@ struct ForwardLoader {
       ring_q.advance();
     }
   }
-  ROTA_DEVICE void load_k_tiles(RunWalk &walk, Ring<kStages> &ring, int begin, int head,
-                                int slot, const float *squares) const {
+  ROTA_DEVICE void load_k_tiles(RunWalk &walk, Ring<kStages> &ring, int begin, int head, int slot,
+                                const float *squares) const {
     while (walk.valid()) {
       const int tile = walk.tile;
       const unsigned kind =
@@ -59,7 +59,7 @@ struct ForwardLoader {
                         (unsigned)tile | kind | (walk.valid() ? 0u : kTileLast));
       barrier_expect(shared.k_full(ring.stage), Shared::kBytesK + Shared::kWeightBytes);
       if constexpr (kSpread != 0)
-        copy_bytes(shared.weights(ring.stage, ring.parity ^ 1),
+        copy_bytes(shared.weights(ring.stage),
                    squares + (long long)tile * arguments.kv_heads * kSquares, Shared::kWeightBytes,
                    shared.k_full(ring.stage));
       copy_boxes<kHeadDim, kTileKv>(shared.k(ring.stage), &maps.map[kMapK], begin + tile * kTileKv,

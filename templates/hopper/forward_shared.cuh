@@ -28,10 +28,9 @@ struct ForwardShared {
   static constexpr int kTiles = kItems + kItemSlots * 64; // a word for each stage
   static constexpr int kBarriers = kTiles + 32;
   static constexpr int kWeights = round_up(kBarriers + (2 * kQueryStages + 5 * kStages) * 8, 16);
-  // What the squares of a kv tile take (forward_spread.cuh); two for each stage: one is read after
-  // the stage is free.
-  static constexpr int kWeightBytes = kSpread != 0 ? 16 * round_up(kTileKv / 8, 4) : 0;
-  static constexpr int kBytes = kWeights + 2 * kStages * kWeightBytes;
+  // What the squares of a kv tile take: forward_spread.cuh.
+  static constexpr int kWeightBytes = kSpread != 0 ? 16 * ((kTileKv + 31) / 32) : 0;
+  static constexpr int kBytes = kWeights + kStages * kWeightBytes;
 
   unsigned base;
   ROTA_DEVICE unsigned q(int stage) const { return base + stage * kBytesQ; }
@@ -39,10 +38,7 @@ struct ForwardShared {
   ROTA_DEVICE unsigned v(int stage) const { return base + kV + stage * kBytesV; }
   ROTA_DEVICE unsigned item(int number) const { return base + kItems + number % kItemSlots * 64; }
   ROTA_DEVICE unsigned tile(int stage) const { return base + kTiles + stage * 4; }
-  // parity: of the consumers' ring.
-  ROTA_DEVICE unsigned weights(int stage, int parity) const {
-    return base + kWeights + (parity * kStages + stage) * kWeightBytes;
-  }
+  ROTA_DEVICE unsigned weights(int stage) const { return base + kWeights + stage * kWeightBytes; }
   ROTA_DEVICE unsigned barrier(int i) const { return base + kBarriers + i * 8; }
   ROTA_DEVICE unsigned k_full(int stage) const { return barrier(stage); }
   ROTA_DEVICE unsigned k_empty(int stage) const { return barrier(kStages + stage); }

@@ -151,7 +151,7 @@ static void draw_far_mean(Row *row) {
   for (int i = 0; i < DIM; i++)
     row->d_o[i] = i == 0;
   for (int j = 0; j < KEYS; j++) {
-    int sign = j / 2 % 2 ? 1 : -1; /* in pairs, of which the larger square counts */
+    int sign = j % 2 ? 1 : -1;
     row->p[j] = 1.0 / KEYS;
     for (int i = 0; i < DIM; i++) {
       row->v[j][i] = i > 0 ? 0 : 1 + sign * side + (j < 2) / 256.0; /* so that O rounds upwards */
@@ -202,12 +202,12 @@ static void score_gradient(const Row *row, double *o, double *ds) {
     ds[j] = rounded(row->p[j] * (dot(row->d_o, row->v[j]) - delta));
 }
 
-/* The spread as the kernels have it: squares in fp32, of each pair of keys the larger. */
+/* The spread as the kernels have it: squares in fp32. (That of a few keys the largest counts makes
+ * it larger.) */
 static double spread_of(const Row *row, const double *o) {
   float mean = 0;
-  for (int j = 0; j < KEYS; j += 2)
-    mean += (float)(row->p[j] + row->p[j + 1]) *
-            (float)fmax(dot(row->v[j], row->v[j]), dot(row->v[j + 1], row->v[j + 1]));
+  for (int j = 0; j < KEYS; j++)
+    mean += (float)row->p[j] * (float)dot(row->v[j], row->v[j]);
   double square = dot(o, o), spread = fmax((double)mean - square, ldexp((double)mean, -6));
   return square < 2 * (double)mean ? sqrt(spread) : NAN;
 }
