@@ -141,7 +141,13 @@ ROTA_DEVICE constexpr float smallest_square(Fp16) {
   return 0x1p-20f;
 }
 constexpr float kLargestSquare = 0x1p100f;
-constexpr int kSpreadKeys = 1 << 16; // for longer sequences roundings are not proven to be small
+// For longer sequences roundings are not proven to be small.
+ROTA_DEVICE constexpr int most_spread_keys(Bf16) {
+  return 1 << 16;
+}
+ROTA_DEVICE constexpr int most_spread_keys(Fp16) {
+  return 1 << 15;
+}
 // A row's sum_j P_j |V_j|^2 and |O|^2 differ by the spread, but for the rounding of O and P: a 64th
 // of the first at most, which is the least that the spread is taken for.
 constexpr float kSpreadFloor = 0x1p-6f;
@@ -155,7 +161,7 @@ struct SequenceBounds {
       : keys(logarithm(bounds_of(arguments, sequence, head / kGroup) + kBoundKeys)),
         values(logarithm(bounds_of(arguments, sequence, head / kGroup) + kBoundValues)),
         slope(log2_wide(arguments.parameters[ROTA_ABI_PARAMETERS - 1].as_float)),
-        spread(kSpread != 0 && sequence.n_k <= kSpreadKeys) {}
+        spread(kSpread != 0 && sequence.n_k <= most_spread_keys(Element())) {}
   ROTA_DEVICE static float logarithm(const float *of) {
     const float x = load_fresh(of);
     return x < kInfinity ? log2_wide(x) : __uint_as_float(0x7fffffffu);
