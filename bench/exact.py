@@ -4,9 +4,9 @@ its bounds loose. Two tables as CSV.
     python3 bench/exact.py [--rows 4096] [--output bench/results/exact.csv]
 
 simulated: the error of adding up alone, all else in fp64: fp32 sums, integers by the norm and by
-the spread bound as the kernels scale, and by the spread bound with a factor for each column of K,
-beside the error that rounding dS to bf16 makes.
-measured: the kernels, `ordered` and `exact` by both bounds, and what sets those apart from `ordered`.
+the spread bound as the kernels scale, and by the latter with a factor for each column of K, beside
+the error that rounding dS to bf16 makes.
+measured: the kernels, `ordered` and `exact` by both bounds, and how far those are from `ordered`.
 Errors are relative to the row's own gradient: the 99th percentile of rows, and the worst.
 """
 

@@ -68,6 +68,8 @@ def _operands(
     cu_seqlens_k: Optional[Lengths] = None,
     seqused_q: Optional[Lengths] = None,
     seqused_k: Optional[Lengths] = None,
+    backward: str = "auto",
+    bound: str = "norm",
     layout: str = "bshd",
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Context]:
     """The operator's operands: tensors as [batch, row, head, dim], all else in order."""
@@ -103,6 +105,8 @@ def _operands(
         score or "",
         0.0 if scale is None else float(scale),
         bool(deterministic),
+        backward,
+        bound,
     )
     return (q, k, v), context
 
@@ -126,6 +130,8 @@ def attention(
     cu_seqlens_k: Optional[Lengths] = None,
     seqused_q: Optional[Lengths] = None,
     seqused_k: Optional[Lengths] = None,
+    backward: str = "auto",
+    bound: str = "norm",
 ) -> Tensor: ...
 
 
@@ -148,6 +154,8 @@ def attention(
     cu_seqlens_k: Optional[Lengths] = None,
     seqused_q: Optional[Lengths] = None,
     seqused_k: Optional[Lengths] = None,
+    backward: str = "auto",
+    bound: str = "norm",
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -170,6 +178,8 @@ def attention(
     cu_seqlens_k: Optional[Lengths] = None,
     seqused_q: Optional[Lengths] = None,
     seqused_k: Optional[Lengths] = None,
+    backward: str = "auto",
+    bound: str = "norm",
 ) -> Union[Tensor, tuple[Tensor, Tensor]]: ...
 
 
@@ -191,6 +201,8 @@ def attention(
     cu_seqlens_k: Optional[Lengths] = None,
     seqused_q: Optional[Lengths] = None,
     seqused_k: Optional[Lengths] = None,
+    backward: str = "auto",
+    bound: str = "norm",
 ) -> Any:
     """softmax(score(scale * q k^T) where mask) v, with gradients that repeat bit for bit.
 
@@ -206,11 +218,17 @@ def attention(
     cu_seqlens_*: batch + 1 offsets; seqused_*: used length per sequence. On a GPU they, like
     tensors of masks, are copied to the host once; lists and CPU tensors cost no copy.
 
+    backward: "ordered", "exact", "two_pass" ... in place of what is chosen; "exact" may come with
+    bound="spread", tighter than "norm" where V has outliers, for which the forward pass saves one
+    more number a row.
+
     Returns o, or (o, lse) with lse float32 [batch, heads, tokens] or [heads, tokens].
     deterministic=False allows, but does not demand, a faster algorithm whose bits vary.
     """
     if (
         not torch.compiler.is_compiling()
+        and backward == "auto"
+        and bound == "norm"
         and tensors is None
         and values is None
         and sink is None
@@ -231,7 +249,7 @@ def attention(
     operands, context = _operands(
         q, k, v, mask, score, tensors, scale, deterministic,
         values=values, sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q, seqused_k=seqused_k, layout=layout,
+        seqused_q=seqused_q, seqused_k=seqused_k, backward=backward, bound=bound, layout=layout,
     )  # fmt: skip
     found = attend(*operands, context, return_lse)
     if layout == "bhsd" and cu_seqlens_q is None:

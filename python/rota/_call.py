@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -89,7 +89,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, packed: bool, sink: Optional[T
 
 
 class Context(NamedTuple):
-    """What the two operators share beyond q, k and v, in the operators' order."""
+    """What a call says beyond q, k and v: what the two operators share, in their order; then how,
+    which operators cannot be told."""
 
     cu_seqlens_q: Optional[Tensor]
     cu_seqlens_k: Optional[Tensor]
@@ -103,6 +104,17 @@ class Context(NamedTuple):
     score: str
     scale: float
     deterministic: bool
+    backward: str = "auto"
+    bound: str = "norm"
+
+    def of_operator(self) -> tuple[Any, ...]:
+        if self.backward != "auto":
+            raise native.Unsupported(
+                "UNSUPPORTED",
+                f"backward={self.backward!r} is for direct calls: neither torch.compile, functorch "
+                "nor create_graph=True can see through one",
+            )
+        return self[:12]
 
 
 @lru_cache(maxsize=1024)
@@ -235,6 +247,8 @@ def _model(q: Tensor, k: Tensor, v: Tensor, context: Context) -> Model:
         context.scale,
         context.sink is not None,
         context.deterministic,
+        context.backward,
+        context.bound,
     )
 
 
@@ -345,10 +359,11 @@ class Made(NamedTuple):
     """What a run went by, for those who want to repeat it."""
 
     plan: Plan
-    views: Sequence[tuple[int, int, int, int]]  # all ten of pack_arguments
+    views: Sequence[tuple[int, int, int, int]]  # all eleven of pack_arguments
     layout: int
     copied: bool  # some input's strides did not serve
     covered: tuple[bool, bool]  # every row of q, of k is some sequence's; else outputs begin as 0
+    mean_square: Optional[Tensor] = None  # like lse; of a forward pass by bound="spread"
 
 
 def _on_own_device(tensor: Tensor) -> bool:
@@ -382,10 +397,12 @@ def forward_once(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Ten
     layout = _layout(views, q.element_size(), q.shape[-1], v.shape[-1])
     key = _plan_key(q, k, v, context, native.FORWARD, layout, geometry)
     plan = find_plan(key, q.device, geometry)
-    views += [_view_lse(lse), *(NO_TENSOR,) * 5]
+    square = torch.empty_like(lse) if context.bound == "spread" else None
+    last = _view_lse(square) if square is not None else NO_TENSOR
+    views += [_view_lse(lse), *(NO_TENSOR,) * 5, last]
     _launch(plan, q, context, views)
     copied = any(a is not b for a, b in zip(given, dense))
-    return o, lse, Made(plan, views, layout, copied, geometry[1:3])
+    return o, lse, Made(plan, views, layout, copied, geometry[1:3], square)
 
 
 def check_gradient(
@@ -426,6 +443,7 @@ def backward_once(
     d_o: Tensor,
     d_lse: Optional[Tensor],
     context: Context,
+    mean_square: Optional[Tensor] = None,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Made]:
     check_inputs(q, k, v, context.cu_seqlens_q is not None, context.sink)
     check_gradient(d_o, d_lse, o, lse, q, v)
@@ -442,8 +460,8 @@ def backward_once(
     layout = _layout(elements, q.element_size(), q.shape[-1], v.shape[-1])
     key = _plan_key(q, k, v, context, native.BACKWARD, layout, geometry)
     plan = find_plan(key, q.device, geometry)
-    last = _view_lse(d_lse) if d_lse is not None else NO_TENSOR
-    views = (*elements[:4], _view_lse(lse), *elements[4:], last)
+    last = [_view_lse(t) if t is not None else NO_TENSOR for t in (d_lse, mean_square)]
+    views = (*elements[:4], _view_lse(lse), *elements[4:], *last)
     _launch(plan, q, context, views, d_sink if context.sink is not None else None)
     copied = any(a is not b for a, b in zip(given, dense))
     return (d_q, d_k, d_v, d_sink), Made(plan, views, layout, copied, geometry[1:3])
@@ -463,14 +481,15 @@ def run_backward(
     k: Tensor,
     v: Tensor,
     context: Context,
+    mean_square: Optional[Tensor] = None,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Made]:
     """The gradients, run twice where set_deterministic_check asks for it."""
     if not _on_own_device(q):
         with torch.cuda.device(q.device):
-            return run_backward(d_o, d_lse, o, lse, q, k, v, context)
-    results, made = backward_once(q, k, v, o, lse, d_o, d_lse, context)
+            return run_backward(d_o, d_lse, o, lse, q, k, v, context, mean_square)
+    results, made = backward_once(q, k, v, o, lse, d_o, d_lse, context, mean_square)
     if _check_determinism and not _capturing(q.device):
-        again, _ = backward_once(q, k, v, o, lse, d_o, d_lse, context)
+        again, _ = backward_once(q, k, v, o, lse, d_o, d_lse, context, mean_square)
         for name, first, second in zip(("dq", "dk", "dv", "dsink"), results, again):
             if not _same_bits(first, second):
                 raise native.NondeterministicError(

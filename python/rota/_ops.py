@@ -16,6 +16,7 @@ from ._call import (
     check_inputs,
     empty_gradients,
     empty_outputs,
+    forward_once,
     run_backward,
     run_forward,
 )
@@ -126,7 +127,7 @@ attention_backward_op.register_autograd(_refuse)
 
 
 # ---- Without the dispatcher -----------------------------------------------------------------
-# As in _plain.py, for calls with a sink or tensors of a score.
+# As in _plain.py, for calls with a sink or tensors of a score, or whose backward pass is chosen.
 
 
 class _Attention(torch.autograd.Function):
@@ -135,9 +136,9 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], context: Context
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        o, lse = run_forward(q, k, v, context)
+        o, lse, made = forward_once(q, k, v, context)
         # What the context holds is saved too, so that torch notices a change before the backward.
-        ctx.save_for_backward(q, k, v, o, lse, *context[:5], *context.tensors)
+        ctx.save_for_backward(q, k, v, o, lse, made.mean_square, *context[:5], *context.tensors)
         ctx.context = context
         return o, lse
 
@@ -147,20 +148,20 @@ class _Attention(torch.autograd.Function):
     ) -> Any:
         if d_o is None and d_lse is None:
             return None, None, None, None, None
-        q, k, v, o, lse, *_ = ctx.saved_tensors
+        q, k, v, o, lse, mean_square, *_ = ctx.saved_tensors
         d_o = torch.zeros_like(o) if d_o is None else d_o
         context: Context = ctx.context
         if torch.is_grad_enabled() or not unobserved(q, k, v):  # create_graph, or traced
-            found = attention_backward_op(d_o, d_lse, o, lse, q, k, v, *context)
+            found = attention_backward_op(d_o, d_lse, o, lse, q, k, v, *context.of_operator())
         else:
-            found, _ = run_backward(d_o, d_lse, o, lse, q, k, v, context)
+            found, _ = run_backward(d_o, d_lse, o, lse, q, k, v, context, mean_square)
         return (*found[:3], found[3] if context.sink is not None else None, None)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, with_lse: bool = True) -> Any:
     """o, or (o, lse), by the operator where it must be seen and directly where not."""
     if torch.compiler.is_compiling() or not unobserved(q, k, v):
-        found = attention_op(q, k, v, *context)
+        found = attention_op(q, k, v, *context.of_operator())
     else:
         options = options_of(context)
         if options is not None:

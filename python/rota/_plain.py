@@ -402,7 +402,7 @@ def _observed_backward(
     if options.heads_first:
         given = [t.transpose(1, 2) for t in given]
     d_o, o, q, k, v = given
-    found = attention_backward_op(d_o, d_lse, o, lse, q, k, v, *options.context)[:3]
+    found = attention_backward_op(d_o, d_lse, o, lse, q, k, v, *options.context.of_operator())[:3]
     return [t.transpose(1, 2) for t in found] if options.heads_first else found
 
 
@@ -445,8 +445,10 @@ _by_content: Cache[Options] = Cache(_OPTIONS_KEPT)
 
 
 def options_of(context: Context) -> Optional[Options]:
-    """None if the context holds tensors that each run passes: a sink, or a score's."""
-    if context.sink is not None or any(t.is_floating_point() for t in context.tensors):
+    """None if the context holds tensors that each run passes, a sink or a score's, or names the
+    backward algorithm."""
+    passed = context.sink is not None or any(t.is_floating_point() for t in context.tensors)
+    if passed or context.backward != "auto":
         return None
     names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", *context.names.split(","))
     given = (*context[:4], *context.tensors)

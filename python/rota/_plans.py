@@ -39,6 +39,7 @@ class Model(NamedTuple):
     sink_logit: bool = False
     deterministic: bool = True
     backward: str = "auto"
+    bound: str = "norm"
     schedule: str = "auto"
 
 
@@ -220,7 +221,7 @@ class Plan(_Handle):
             native.check(status)
 
 
-# rota_arguments in its C layout: ten tensors and mean_square, sink, d_sink, tensors, tensor_count.
+# rota_arguments in its C layout: eleven tensors, sink, d_sink, tensors, tensor_count.
 ARGUMENTS = struct.Struct("Pqqq" * 11 + "PPPi4x")
 NO_TENSOR = (0, 0, 0, 0)
 
@@ -232,10 +233,11 @@ def pack_arguments(
     named: Any = None,
     named_count: int = 0,
 ) -> bytes:
-    """`tensors`: (address, batch, row and head stride) of q k v o lse d_o d_q d_k d_v d_lse."""
+    """`tensors`: (address, batch, row and head stride) of q k v o lse d_o d_q d_k d_v d_lse
+    mean_square."""
     address = c.addressof(named) if named_count else 0
     flat = [number for tensor in tensors for number in tensor]
-    return ARGUMENTS.pack(*flat, *NO_TENSOR, sink, d_sink, address, named_count)
+    return ARGUMENTS.pack(*flat, sink, d_sink, address, named_count)
 
 
 def named_array(
@@ -309,6 +311,7 @@ def _make_spec(model: Model) -> _Handle:
         sink_logit=model.sink_logit,
         allow_nondeterministic=not model.deterministic,
         backward=model.backward.encode(),
+        bound=model.bound.encode(),
         schedule=model.schedule.encode(),
     )
     return _Handle("rota_spec_create", "rota_spec_destroy", context(), c.byref(fields))

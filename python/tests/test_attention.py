@@ -322,6 +322,9 @@ def refusals():
         "learnable bias": (
             dict(score="relative_bias(7)", tensors={"bias": bias}), "gradient"),
         "sink": (dict(sink=torch.zeros(3)), "sink"),
+        "bound of nothing": (dict(bound="spread"), "exact"),
+        "spread on a CPU": (dict(backward="exact", bound="spread"), "not served"),
+        "unknown algorithm": (dict(backward="exakt"), "exakt"),
         "unknown value": (dict(mask="causal", values={"window_left": 3}), "window_left"),
         "int64 overflow": (
             dict(mask="document", tensors={"document": torch.full((1, 8), 2**40)}), "int32"),

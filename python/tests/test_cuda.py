@@ -50,6 +50,33 @@ def test_against_the_cpu_device(dtype, dim, mask):
         assert all(same_bits(a, b) for a, b in zip(first, again))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("bound", ["norm", "spread"])
+def test_exact(bound, sink, packed):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("`exact` is served on sm_90")
+    q, k, v = on_gpu(1 if packed else 2, 700, 700, 4, 2, 64)
+    with torch.no_grad():
+        v[:, 77] *= 100
+    logits = torch.randn(4, device="cuda", requires_grad=True) if sink else None
+    inputs = [q, k, v] + ([logits] if sink else [])
+    options = {"mask": MIXED, "sink": logits}
+    if packed:
+        q, k, v = (t[0] for t in (q, k, v))
+        options["cu_seqlens_q"] = options["cu_seqlens_k"] = [0, 300, 431, 700]
+    o, lse = rota.attention(q, k, v, return_lse=True, **options)
+    d_o, d_lse = torch.randn_like(o), torch.randn_like(lse)
+    wanted = torch.autograd.grad((o, lse), inputs, (d_o, d_lse))
+    o, lse = rota.attention(q, k, v, return_lse=True, backward="exact", bound=bound, **options)
+    first = torch.autograd.grad((o, lse), inputs, (d_o, d_lse), retain_graph=True)
+    for found, right in zip(first, wanted):
+        close(found, right, factor=2)
+    for _ in range(5):
+        again = torch.autograd.grad((o, lse), inputs, (d_o, d_lse), retain_graph=True)
+        assert all(same_bits(a, b) for a, b in zip(first, again))
+
+
 @pytest.mark.parametrize("dim", [320, 512])
 @pytest.mark.parametrize("mask", ["causal", "window(100, 50)"])
 def test_large_head_dims(dim, mask):

@@ -66,7 +66,7 @@ class Problem:
         for name in ("q", "k", "v", "o", "lse", "d_o", "d_q", "d_k", "d_v"):
             row = 1 if name == "lse" else self.dim
             views.append((self.data[name].buffer_info()[0], 0, row, 0))
-        return plans.pack_arguments([*views, plans.NO_TENSOR])
+        return plans.pack_arguments([*views, plans.NO_TENSOR, plans.NO_TENSOR])
 
     def run(self, plan):
         space = c.create_string_buffer(plan.workspace_size + 256)
@@ -129,10 +129,11 @@ class Interface(unittest.TestCase):
 
     def test_packed_arguments_have_the_size_of_the_structure(self):
         self.assertEqual(plans.ARGUMENTS.size, c.sizeof(native.Arguments))
-        packed = plans.pack_arguments([(i, i + 1, i + 2, i + 3) for i in range(1, 11)], 91, 92)
+        packed = plans.pack_arguments([(i, i + 1, i + 2, i + 3) for i in range(1, 12)], 91, 92)
         read = native.Arguments.from_buffer_copy(packed)
         self.assertEqual((read.q.data, read.q.stride_head), (1, 4))
         self.assertEqual((read.d_lse.data, read.d_lse.stride_row), (10, 12))
+        self.assertEqual((read.mean_square.data, read.mean_square.stride_row), (11, 13))
         self.assertEqual((read.sink, read.d_sink, read.tensor_count), (91, 92, 0))
 
     def test_version(self):
@@ -246,7 +247,7 @@ class Failing(unittest.TestCase):
     def test_a_missing_pointer_is_refused(self):
         plan = prepare(model(), plans.Shape(1, 4, 4, 1, 1))
         with self.assertRaisesRegex(rota.InvalidArgument, "NULL"):
-            plan.run(plans.pack_arguments([plans.NO_TENSOR] * 10), 0, 0)
+            plan.run(plans.pack_arguments([plans.NO_TENSOR] * 11), 0, 0)
 
 
 class Caching(unittest.TestCase):
