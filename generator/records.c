@@ -14,6 +14,7 @@ rota_status tiling_request_to_value(const Spec *spec, rota_direction direction, 
   const char *name = direction == ROTA_FORWARD ? "forward" : "backward";
   ROTA_TRY(value_set_string(request, "direction", name));
   ROTA_TRY(value_set_string(request, "tiling", spec->tiling[direction]));
+  ROTA_TRY(value_set_string(request, "mask", mask_shape(spec)));
   return value_set_boolean(request, "aligned", layout == ROTA_LAYOUT_ALIGNED);
 }
 

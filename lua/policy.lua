@@ -10,8 +10,8 @@
 --   tilings    function(request, algorithm) -> its tilings, the one to be preferred first
 --              (see lua/architectures/portable.lua), or nil and the reason
 -- request = {spec = {...}, direction = "forward" | "backward", aligned = bool, target = {...},
--- tiling = "auto" or one of them by name, lengths = those to prefer tilings for, {{n_q, n_k}, ...},
--- or nil: for all lengths}
+-- mask = its shape as generator/records.h names it, tiling = "auto" or one of them by name,
+-- lengths = those to prefer tilings for, {{n_q, n_k}, ...}, or nil: for all lengths}
 local configurations = import "lua/configurations.lua"
 local names = import "lua/names.lua"
 local schedules = import "lua/schedules.lua"

@@ -66,9 +66,26 @@ struct RowValues {
   unsigned rows;
   ROTA_DEVICE explicit RowValues(unsigned place)
       : rows(place + 8u * (unsigned)(lane_index() % 4)) {}
-  ROTA_DEVICE void get(float (&pair)[2], int i) const {
-    load_shared_pair(pair, rows + 32u * (unsigned)i);
+  template <int kFrom, int kTo> ROTA_DEVICE void get(float (&values)[kScores / 2]) const {
+#pragma unroll
+    for (int i = kFrom; i < kTo; i++) {
+      float pair[2];
+      load_shared_pair(pair, rows + 32u * (unsigned)i);
+      values[2 * i] = pair[0];
+      values[2 * i + 1] = pair[1];
+    }
   }
+};
+
+// A lane's pairs of rows of LSE: how many of them the visit before fetches, as registers allow.
+constexpr int kPairs = kTileQ / 8, kPairsAhead = kRowsAhead ? kPairs : 0;
+
+// What a visit needs beside its tiles. Loads from shared memory that are issued behind products
+// wait for them, so it is fetched in the shadow of the visit before, if it is there by then.
+struct Fetched {
+  bool is_there;
+  unsigned flags; // VisitRecord's
+  float lse[kScores / 2];
 };
 
 struct Consumer {
@@ -81,6 +98,8 @@ struct Consumer {
   // Bit r: this lane's key 8 r + g holds a NaN or infinity; kAny: one of the tile does.
   unsigned bad_keys;
   static constexpr unsigned kAny = 4;
+  bool is_beyond;  // all of the warpgroup's keys are beyond the sequence's end
+  Fetched fetched; // of the stage's visit
 
   ROTA_DEVICE unsigned tile(int place, int bytes, int number) const {
     return shared + (unsigned)(place + number * bytes);
@@ -159,7 +178,7 @@ struct Consumer {
 
   // ---- Elementwise ----
 
-  ROTA_DEVICE Position position(const RotaSequence &sequence, int kv_tile, const Visit &visit,
+  ROTA_DEVICE Position position(const RotaSequence &sequence, int kv_tile, const VisitRecord &visit,
                                 int bit) const {
     const int lane = hidden(lane_index());
     const int q = visit.q_tile * kTileQ + 2 * (lane % 4) + bit / 4 * 8 + bit % 2;
@@ -170,14 +189,13 @@ struct Consumer {
   // masks and another without, the accumulators of both are live.
   //
   // s becomes P; with a score P times the score's derivative, for dS, and p is P rounded.
-  ROTA_DEVICE void probabilities(const ChainWords &chain, const Visit &visit,
-                                 const RowValues &lse_of, float (&s)[kScores],
-                                 unsigned (&p)[kBlocksQ][4]) const {
+  ROTA_DEVICE void probabilities(const ChainWords &chain, const VisitRecord &visit,
+                                 float (&s)[kScores], unsigned (&p)[kBlocksQ][4]) const {
     const float factor = score_factor(arguments);
 #pragma unroll
     for (int i = 0; i < kTileQ / 8; i++) {
-      float lse[2], x[4];
-      lse_of.get(lse, i);
+      float x[4];
+      const float lse[2] = {fetched.lse[2 * i], fetched.lse[2 * i + 1]};
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int bit = 4 * i + j;
@@ -200,7 +218,7 @@ struct Consumer {
     }
   }
   // P is 0 where nothing may be seen, and NaN for keys that are not finite.
-  ROTA_DEVICE void mask_probabilities(const ChainWords &chain, const Visit &visit,
+  ROTA_DEVICE void mask_probabilities(const ChainWords &chain, const VisitRecord &visit,
                                       float (&s)[kScores], unsigned (&p)[kBlocksQ][4]) const {
     const float nan = __uint_as_float(0x7fffffffu);
 #pragma unroll
@@ -221,20 +239,19 @@ struct Consumer {
   }
 
   // dS = P (dP - delta), rounded; P too, without a score.
-  ROTA_DEVICE void score_gradients(const RowValues &delta_of, const float (&s)[kScores],
+  ROTA_DEVICE void score_gradients(const float (&delta)[kScores / 2], const float (&s)[kScores],
                                    const float (&dp)[kScores], unsigned (&p)[kBlocksQ][4],
                                    unsigned (&ds)[kBlocksQ][4]) const {
 #pragma unroll
     for (int i = 0; i < kTileQ / 8; i++) {
-      float delta[2], x[4];
-      delta_of.get(delta, i);
+      float x[4];
       if constexpr (!kHasScore) {
         p[i / 2][i % 2 * 2] = pack(s[4 * i], s[4 * i + 1], Element());
         p[i / 2][i % 2 * 2 + 1] = pack(s[4 * i + 2], s[4 * i + 3], Element());
       }
 #pragma unroll
       for (int j = 0; j < 4; j++)
-        x[j] = s[4 * i + j] * (dp[4 * i + j] - delta[j % 2]);
+        x[j] = s[4 * i + j] * (dp[4 * i + j] - delta[2 * i + j % 2]);
       ds[i / 2][i % 2 * 2] = pack(x[0], x[1], Element());
       ds[i / 2][i % 2 * 2 + 1] = pack(x[2], x[3], Element());
     }
@@ -348,40 +365,44 @@ struct Consumer {
 
   // ---- A visit ----
 
+  // Of the stage's visit, whose Q has come.
+  ROTA_DEVICE void fetch() {
+    fetched.flags = (unsigned)uniform((int)load_shared_word(record_of(ring.stage)));
+    lse_of().template get<0, kPairsAhead>(fetched.lse);
+  }
+  ROTA_DEVICE RowValues lse_of() const {
+    return RowValues(tile(kSharedLse, kRowBytes, ring.stage));
+  }
+  ROTA_DEVICE unsigned record_of(int stage) const {
+    return shared + (unsigned)(kSharedVisit + kVisitBytes * stage);
+  }
+  ROTA_DEVICE const VisitRecord &visit() const {
+    return *reinterpret_cast<const VisitRecord *>(dynamic_shared() + kSharedVisit +
+                                                  kVisitBytes * ring.stage);
+  }
   // Its first two products, under way; S^T is the older.
-  ROTA_DEVICE void begin_products(float (&s)[kScores], float (&dp)[kScores]) const {
+  ROTA_DEVICE void begin_products(bool first, bool do_is_there, float (&s)[kScores],
+                                  float (&dp)[kScores]) const {
     const int stage = ring.stage;
     const unsigned keys = (unsigned)(group * kKeys * kBoxPitch);
     wgmma_fence();
     multiply_along<kPaddedK>(s, describe_along(tile_k() + keys),
                              describe_along(tile(kSharedQ, kQBytes, stage)));
     wgmma_commit();
-    barrier_wait_phase(barriers.full_v(), chain_number & 1);
-    barrier_wait_phase(barriers.full_do(stage), ring.parity);
+    if (first)
+      barrier_wait_phase(barriers.full_v(), chain_number & 1);
+    if (!do_is_there)
+      barrier_wait_phase(barriers.full_do(stage), ring.parity);
     wgmma_fence();
     multiply_along<kPaddedV>(dp, describe_along(shared + kSharedV + keys),
                              describe_along(tile(kSharedDo, kDoBytes, stage)));
     wgmma_commit();
   }
-  ROTA_DEVICE Visit read_visit(int kv_head) const {
-    const unsigned at = shared + (unsigned)(kSharedVisit + 8 * ring.stage);
-    return unpack_visit({(unsigned)uniform((int)load_shared_word(at)),
-                         (unsigned)uniform((int)load_shared_word(at + 4))},
-                        kv_head);
-  }
-  // Rows of the visit's query tile that exist.
-  ROTA_DEVICE int rows_left(const ChainWords &chain, const Visit &visit) const {
-    return uniform(chain.sequence.n_q - visit.q_tile * kTileQ);
-  }
-  // Whether no query of the visit may attend to one of the warpgroup's keys. What the mask forbids
-  // is found where it allows a range of keys.
-  ROTA_DEVICE bool is_idle(const ChainWords &chain, const Visit &visit) const {
+  // Whether no query of a partial visit may attend to one of the warpgroup's keys, found where the
+  // mask allows a range of keys.
+  ROTA_DEVICE bool is_idle(const ChainWords &chain, const VisitRecord &visit) const {
     const RotaSequence &sequence = chain.sequence;
     const int first = chain.kv_tile * kTileKv + kKeys * group;
-    if (first >= sequence.n_k)
-      return true;
-    if (!kMaskIsInterval || !visit.partial)
-      return false;
     const int end = smaller(first + kKeys, sequence.n_k);
     bool any = false;
 #pragma unroll
@@ -400,26 +421,27 @@ struct Consumer {
     return !__any_sync(kAllLanes, any);
   }
   // From S^T and dP^T to P^T and dS^T, as operands.
-  ROTA_DEVICE void make_operands(const ChainWords &chain, const Visit &visit, bool last,
-                                 float (&s)[kScores], float (&dp)[kScores],
-                                 unsigned (&p)[kBlocksQ][4], unsigned (&ds)[kBlocksQ][4]) const {
-    const int left = rows_left(chain, visit);
+  ROTA_DEVICE void make_operands(const ChainWords &chain, bool last, float (&s)[kScores],
+                                 float (&dp)[kScores], unsigned (&p)[kBlocksQ][4],
+                                 unsigned (&ds)[kBlocksQ][4]) const {
     // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already; P becomes 0.
-    const bool partial = uniform(visit.partial || bad_keys != 0 || left < kTileQ);
-    if (left < kTileQ) {
+    const bool partial = (fetched.flags & VisitRecord::kPartial) != 0 || uniform(bad_keys != 0);
+    if (fetched.flags & VisitRecord::kTail) {
       wgmma_wait<0>();
-      clear_queries(left);
+      clear_queries(visit().rows);
     }
     wgmma_wait<1>();
     wgmma_touch(s);
-    probabilities(chain, visit, RowValues(tile(kSharedLse, kRowBytes, ring.stage)), s, p);
+    probabilities(chain, visit(), s, p);
     if (partial)
-      mask_probabilities(chain, visit, s, p);
+      mask_probabilities(chain, visit(), s, p);
+    float delta[kScores / 2];
+    RowValues(tile(kSharedDelta, kRowBytes, ring.stage)).template get<0, kPairs>(delta);
     wgmma_wait<0>();
     wgmma_touch(dp);
     if (last)
       arrive(barriers.empty_v());
-    score_gradients(RowValues(tile(kSharedDelta, kRowBytes, ring.stage)), s, dp, p, ds);
+    score_gradients(delta, s, dp, p, ds);
     if (partial)
       mask_score_gradients(p, ds);
   }
@@ -429,15 +451,20 @@ struct Consumer {
                              float (&dk)[kPaddedK / 2], float (&dv)[kPaddedV / 2]) {
     const int stage = ring.stage;
     unsigned p[kBlocksQ][4] = {}, ds[kBlocksQ][4] = {};
-    barrier_wait_phase(barriers.full_q(stage), ring.parity);
-    const Visit visit = read_visit(chain.kv_head);
-    const bool idle = uniform(is_idle(chain, visit));
+    const bool do_is_there = barrier_is_over(barriers.full_do(stage), ring.parity);
+    if (!fetched.is_there) {
+      barrier_wait_phase(barriers.full_q(stage), ring.parity);
+      fetch();
+    }
+    const bool idle = is_beyond || (kMaskIsInterval && (fetched.flags & VisitRecord::kPartial) &&
+                                    uniform(is_idle(chain, visit())));
     if (!idle) {
       float s[kScores], dp[kScores];
-      begin_products(s, dp);
-      make_operands(chain, visit, last, s, dp, p, ds);
+      lse_of().template get<kPairsAhead, kPairs>(fetched.lse);
+      begin_products(first, do_is_there, s, dp);
+      make_operands(chain, last, s, dp, p, ds);
     } else {
-      wait_visit(chain, visit, last);
+      wait_visit(last);
     }
     wait_used(visit_number - 2);
     if (first)
@@ -460,25 +487,27 @@ struct Consumer {
     fence_shared_for_engines();
     __syncwarp();
     arrive(barriers.exchanged(visit_number % 2));
+    ring.advance();
+    fetched.is_there = uniform(barrier_is_over(barriers.full_q(ring.stage), ring.parity));
+    if (fetched.is_there)
+      fetch();
     wgmma_wait<0>();
     wgmma_touch(dv);
     wgmma_touch(dk);
     arrive(barriers.empty_do(stage));
     arrive(barriers.empty_q(stage));
     if (!first)
-      run_dq(chain);
-    ring.advance();
+      run_dq(chain, stage);
     visit_number++;
   }
   // An idle warpgroup's part.
-  ROTA_DEVICE void wait_visit(const ChainWords &chain, const Visit &visit, bool last) const {
+  ROTA_DEVICE void wait_visit(bool last) const {
     barrier_wait_phase(barriers.full_v(), chain_number & 1);
     barrier_wait_phase(barriers.full_do(ring.stage), ring.parity);
     if (last)
       arrive(barriers.empty_v());
-    const int left = rows_left(chain, visit);
-    if (left < kTileQ)
-      clear_queries(left);
+    if (fetched.flags & VisitRecord::kTail)
+      clear_queries(visit().rows);
   }
   // Until that visit's dQ has been made; also where there is no such visit.
   ROTA_DEVICE void wait_used(int visit) const {
@@ -488,20 +517,21 @@ struct Consumer {
   ROTA_DEVICE void wait_stored_k() const {
     barrier_wait_phase(barriers.stored_k(), (chain_number & 1) ^ 1);
   }
-  // dQ of the visit before this one, if it is this warpgroup's turn: that of the visit's stage.
-  ROTA_DEVICE void run_dq(const ChainWords &chain) const {
-    if (group != (ring.stage == 0 ? kStagesQ : ring.stage) - 1)
+  // dQ of the visit before this one, if it is this warpgroup's turn: that of the visit's stage,
+  // `next` being the one after it.
+  ROTA_DEVICE void run_dq(const ChainWords &chain, int next) const {
+    if (group != (next == 0 ? kStagesQ : next) - 1)
       return;
     const int visit = visit_number - 1, exchange = visit % 2;
     const int turn_number = visit + chain_number, buffer = turn_number % 2;
     float dq[kDqColumns / 2];
-    barrier_wait_phase(barriers.recorded(turn_number % kTurnSlots), turn_number / kTurnSlots & 1);
-    const Turn &turn = turn_of(turn_number);
     barrier_wait_phase(barriers.exchanged(exchange), visit / 2 & 1);
     wgmma_fence();
     multiply_dq(dq, describe_along(tile(kSharedDs, kDsBytes, exchange)),
                 describe_across(tile_k(), kTileKv));
     wgmma_commit();
+    barrier_wait_phase(barriers.recorded(turn_number % kTurnSlots), turn_number / kTurnSlots & 1);
+    const Turn &turn = turn_of(turn_number);
     wgmma_wait<0>();
     wgmma_touch(dq);
     arrive(barriers.used(exchange));
@@ -520,6 +550,7 @@ struct Consumer {
   // Keys past the end and keys that are not finite, gone from the tiles.
   ROTA_DEVICE void clean_keys(const ChainWords &chain) {
     const int left = uniform(chain.sequence.n_k - chain.kv_tile * kTileKv);
+    is_beyond = left <= kKeys * group;
     bad_keys = 0;
     if (left < kTileKv) {
       barrier_wait_phase(barriers.full_v(), chain_number & 1);
@@ -545,7 +576,7 @@ struct Consumer {
     for (int left = visits; left > 0; left--)
       run_visit(chain, left == visits, left == 1, dk, dv);
     if (visits > 0) {
-      run_dq(chain);
+      run_dq(chain, ring.stage);
     } else { // the copies of this phase must be over before the next is announced
       barrier_wait_phase(barriers.full_v(), chain_number & 1);
       arrive(barriers.empty_v());

@@ -84,6 +84,17 @@ struct Loader {
     turn.slot = sequence.slot;
     record(turn);
   }
+  ROTA_DEVICE void announce_visit(const ChainWords &chain, const Visit &visit, int stage) const {
+    const int rows = chain.sequence.n_q - visit.q_tile * kTileQ;
+    const bool tail = rows < kTileQ;
+    const unsigned flags =
+        (visit.partial || tail ? VisitRecord::kPartial : 0u) | (tail ? VisitRecord::kTail : 0u);
+    const unsigned at = shared + (unsigned)(kSharedVisit + kVisitBytes * stage);
+    store_shared_word(at, flags);
+    store_shared_word(at + 4, (unsigned)visit.q_tile);
+    store_shared_word(at + 8, (unsigned)visit.head);
+    store_shared_word(at + 12, (unsigned)rows);
+  }
   ROTA_DEVICE void load_visit(const ChainWords &chain, const RotaVisit &entry) {
     const Visit visit = unpack_visit(entry, chain.kv_head);
     const int row = (int)chain.sequence.begin_q + visit.q_tile * kTileQ;
@@ -93,8 +104,7 @@ struct Loader {
     const int stage = ring.stage;
     const unsigned rows = (unsigned)(stage * kRowBytes);
     barrier_wait_phase(barriers.empty_q(stage), ring.parity);
-    store_shared_word(shared + (unsigned)(kSharedVisit + 8 * stage), entry.tile);
-    store_shared_word(shared + (unsigned)(kSharedVisit + 8 * stage + 4), entry.rank);
+    announce_visit(chain, visit, stage);
     barrier_expect(barriers.full_q(stage), kQBytes + kRowBytes + kFactorBytes);
     copy_boxes<kPaddedK, kTileQ>(shared + (unsigned)(kSharedQ + stage * kQBytes), &maps.map[kMapQ],
                                  row, visit.head, chain.sequence.slot, barriers.full_q(stage));

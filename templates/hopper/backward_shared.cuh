@@ -83,8 +83,9 @@ constexpr int kSharedDelta = kSharedLse + kStagesQ * kRowBytes;
 constexpr int kSharedFactor = kSharedDelta + kStagesQ * kRowBytes;
 constexpr int kSharedChain = kSharedFactor + kStagesQ * kFactorBytes; // ChainWords
 constexpr int kChainSlots = 4, kChainBytes = 80;
-constexpr int kSharedVisit = kSharedChain + kChainSlots * kChainBytes; // RotaVisit by stage
-constexpr int kSharedTurns = kSharedVisit + 8 * kStagesQ;              // Turn
+constexpr int kSharedVisit = kSharedChain + kChainSlots * kChainBytes; // VisitRecord by stage
+constexpr int kVisitBytes = 16;
+constexpr int kSharedTurns = kSharedVisit + kVisitBytes * kStagesQ;    // Turn
 constexpr int kTurnSlots = kExact && kStagesQ == 2 ? 4 : 8, kTurnBytes = 32;
 constexpr int kSharedBadKeys = kSharedTurns + kTurnSlots * kTurnBytes; // a bit per key
 constexpr int kSharedWorker = kSharedBadKeys + 32;
@@ -168,6 +169,18 @@ ROTA_DEVICE Visit unpack_visit(const RotaVisit &visit, int kv_head) {
           kv_head * kGroup + (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT),
           (visit.tile & ROTA_VISIT_PARTIAL) != 0, (visit.tile & ROTA_VISIT_LAST) != 0};
 }
+
+// A visit, as the loader announces it with Q.
+struct VisitRecord {
+  enum Flags {
+    kPartial = 1, // some elements are not to be seen: of the mask, or past the queries' end
+    kTail = 2     // rows are missing
+  };
+  unsigned flags;
+  int q_tile, head;
+  int rows; // of the query tile, that exist; more than kTileQ count as kTileQ
+};
+static_assert(sizeof(VisitRecord) == kVisitBytes, "by stage");
 
 } // namespace rota
 

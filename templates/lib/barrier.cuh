@@ -50,6 +50,19 @@ ROTA_DEVICE bool barrier_test(unsigned barrier, int parity) {
                : "memory");
   return over != 0;
 }
+// The same at once, without sleeping.
+ROTA_DEVICE bool barrier_is_over(unsigned barrier, int parity) {
+  unsigned over;
+  asm volatile("{\n"
+               ".reg .pred over;\n"
+               "mbarrier.test_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+               "selp.u32 %0, 1, 0, over;\n"
+               "}"
+               : "=r"(over)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return over != 0;
+}
 // Until the phase of that parity is over. try_wait sleeps inside the hardware for a while.
 ROTA_DEVICE void barrier_wait_phase(unsigned barrier, int parity) {
   while (!barrier_test(barrier, parity)) {
