@@ -271,6 +271,26 @@ static void test_backward(void **state) {
 }
 
 /* A driver before 11.8: each kernel waits for the one before it. */
+/* The spread bound goes by what its own forward pass wrote, and by nothing else. */
+static void test_spread(void **state) {
+  (void)state;
+  static const char spread[] = "return rota.attention{head_dim = 64, head_dim_v = 96, heads = 4, "
+                               "kv_heads = 2, mask = causal, backward = 'exact', bound = 'spread'}";
+  static const char *const words[] = {"mean_square.data is NULL|forward writes it",
+                                      "mean_square.data is NULL|forward pass|bound = \"norm\""};
+  rota_context *context = make_context();
+  for (int direction = 0; direction < 2; direction++) {
+    rota_plan *plan =
+        calls_prepare(context, spread, (rota_direction)direction, ROTA_DEVICE_CUDA, &problem);
+    rota_arguments arguments = problem_arguments(&problem, NULL);
+    must_fail(run_with(plan, &arguments), ROTA_INVALID_ARGUMENT, words[direction]);
+    arguments.mean_square = arguments.lse;
+    must(run_with(plan, &arguments));
+    rota_plan_destroy(plan);
+  }
+  rota_context_destroy(context);
+}
+
 static void test_overlap_is_optional(void **state) {
   (void)state;
   const Driver *driver;
@@ -428,6 +448,7 @@ static int second_run(const char *nvrtc) {
       TEST(test_packed),
       TEST(test_empty),
       TEST(test_backward),
+      TEST(test_spread),
       TEST(test_overlap_is_optional),
       TEST(test_maps_are_optional),
       TEST(test_old_compiler),
