@@ -54,10 +54,27 @@ static rota_status check_counts(const TablesRequest *request, const TableCounts 
   return ROTA_OK;
 }
 
-/* Where chains do not wait for one another, any worker may take any, whatever the schedule says. */
+/* Whether chains wait in start order alone, and none is longer than one that starts later. */
+static bool rises(const Pattern *pattern) {
+  int64_t before = 0;
+  for (int32_t i = 0; i < pattern->chains; i++) {
+    const int64_t *begin = &pattern->chain_begin[pattern->start_order[i]];
+    if (begin[1] - begin[0] < before)
+      return false;
+    before = begin[1] - begin[0];
+  }
+  return pattern->in_order;
+}
+
+/* Where chains do not wait for one another, any worker may take any, whatever the schedule says.
+ * Under `mixed`, where all chains wait in start order and the longest do not come first, pairs take
+ * turns as with tickets. */
 static Schedule assigning(const TablesRequest *request) {
   Schedule schedule = *request->schedule;
-  if (!request->ordered)
+  bool turns = schedule.assignment == ASSIGN_MIXED && schedule.persistent;
+  for (int64_t i = 0; turns && i < pattern_count(request->planes); i++)
+    turns = rises(request->planes->patterns[i]);
+  if (!request->ordered || turns)
     schedule.assignment = ASSIGN_TICKETS;
   return schedule;
 }
@@ -273,6 +290,7 @@ static rota_status fill_row_side(const TablesRequest *request, const TableCounts
 static rota_status fill_queue(const TablesRequest *request, const Tables *tables,
                               ItemsRequest *items, TableCounts *counts) {
   Schedule schedule = assigning(request);
+  items->turns = schedule.assignment == ASSIGN_TICKETS;
   if (!request->ordered)
     items->start = NULL; /* the longest come first */
   ROTA_TRY(items_order(items, tables->chain_items));
@@ -308,8 +326,7 @@ static rota_status fill_chain_side(const TablesRequest *request, TableCounts *co
                         .tiles = scratch->tiles,
                         .bytes = scratch->bytes,
                         .work = scratch->work,
-                        .start = scratch->start,
-                        .turns = request->schedule->assignment == ASSIGN_TICKETS};
+                        .start = scratch->start};
   return fill_queue(request, tables, &items, counts);
 }
 

@@ -60,6 +60,14 @@ local function is_staircase(map)
   return map.chains > 1
 end
 
+-- Whether each chain has all tiles.
+local function is_full(map)
+  for chain = 0, map.chains - 1 do
+    if map.count(chain) ~= map.group * map.q_tiles then return false end
+  end
+  return true
+end
+
 local stagger = { default = 2, least = 1, most = 64 }
 
 schedules.rules = {
@@ -182,24 +190,30 @@ schedules.rules = {
   },
 }
 
--- Chains of a sequence from which on there are enough tiles for all heads to be under way at once:
--- then the longest chains first leave no worker idle at the end. Before, too many heads would have
--- to share the L2.
-local LONG = 64
+-- Up to so many chains a sequence ends before a shift's chains have spread out; from so many on
+-- there are enough tiles for all heads to be under way at once: then the longest chains first leave
+-- no worker idle at the end. Before, too many heads would have to share the L2.
+local SHORT, LONG = 8, 64
 
 schedules.rules.by_length = {
-  about = "for causal masks: symmetric_shift, and longest_first for sequences of more than 64 "
-    .. "chains",
+  about = "shortest_first for sequences of up to 8 chains; else shift, or for causal masks "
+    .. "symmetric_shift, but from 65 chains of more than twice the query tile's rows on "
+    .. "longest_first",
   source = "measured on Hopper kernels, bench/results/backward_hopper_h200.csv",
   assignment = "mixed",
   pattern = function(map, gang, costs)
-    local rules = schedules.rules
-    if map.chains <= LONG then
-      return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
+    local rules, options = schedules.rules, { stagger = 2 }
+    local function in_order(rule)
+      local answer = rule.pattern(map)
+      answer.ranks = "start"
+      return answer
     end
-    local answer = rules.longest_first.pattern(map)
-    answer.ranks = "start"
-    return answer
+    if map.chains <= SHORT then return in_order(rules.shortest_first) end
+    if is_full(map) then return rules.shift.pattern(map, gang, costs, options) end
+    if map.chains > LONG and map.tile_kv > 2 * map.tile_q then
+      return in_order(rules.longest_first)
+    end
+    return rules.symmetric_shift.pattern(map, gang, costs, options)
   end,
 }
 
@@ -218,9 +232,9 @@ function schedules.auto(request)
     return request.mask == "full" and "shortest_first" or "longest_first"
   end
   if request.mask == "other" then return "longest_first" end
+  if request.mask == "prefix" then return "by_length" end
   local twice = 2 * request.tile_q == request.tile_kv
-  if request.mask == "prefix" then return twice and "symmetric_shift" or "by_length" end
-  return request.mask == "full" and twice and "shift" or "shortest_first"
+  return request.mask == "full" and twice and "by_length" or "shortest_first"
 end
 
 return schedules

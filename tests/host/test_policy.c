@@ -158,10 +158,10 @@ static void check_auto_by_mask(void) {
   static const struct {
     const char *mask, *portable, *hopper, *higher; /* the last: kv tiles of 192 */
   } cases[] = {
-      {"full", "shortest_first", "shift", "shortest_first"},
-      {"causal", "longest_first", "symmetric_shift", "by_length"},
-      {"causal{align = 'top_left'}", "longest_first", "symmetric_shift", "by_length"},
-      {"causal | prefix(100)", "longest_first", "symmetric_shift", "by_length"},
+      {"full", "shortest_first", "by_length", "shortest_first"},
+      {"causal", "longest_first", "by_length", "by_length"},
+      {"causal{align = 'top_left'}", "longest_first", "by_length", "by_length"},
+      {"causal | prefix(100)", "longest_first", "by_length", "by_length"},
       {"causal & window(100, 0)", "longest_first", "shortest_first", "shortest_first"},
       {"prefix(100)", "longest_first", "shortest_first", "shortest_first"},
       {"where('first <= k and k <= q', {first = 3})", "longest_first", "shortest_first",

@@ -178,26 +178,64 @@ static void test_long_among_short(void **state) {
   plan_case_free(&at);
 }
 
-/* by_length: another schedule from 65 chains on. */
+/* by_length: other schedules from 9 chains on, and from 65 on for kv tiles of more than two query
+ * tiles. */
 static void test_length_of_by_length(void **state) {
   (void)state;
-  static const char *const names[] = {"by_length", "symmetric_shift", "longest_first"};
-  PlanCase at;
-  plan_case_create(&at, "ordered", "k <= q", NULL, 2, 1);
-  for (int chains = 64; chains <= 65; chains++) {
-    int n = 32 * chains;
+  static const struct {
+    const char *mask, *expected, *other;
+    int tile_q, chains;
+  } cases[] = {
+      {"k <= q", "shortest_first", "symmetric_shift", 64, 8},
+      {"k <= q", "symmetric_shift", "shortest_first", 64, 9},
+      {"k <= q", "symmetric_shift", "longest_first", 16, 65},
+      {"k <= q", "symmetric_shift", "longest_first", 8, 64},
+      {"k <= q", "longest_first", "symmetric_shift", 8, 65},
+      {NULL, "shortest_first", "shift", 64, 8},
+      {NULL, "shift", "shortest_first", 64, 9},
+      {NULL, "shift", "longest_first", 8, 65},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const char *names[] = {"by_length", cases[i].expected, cases[i].other};
+    int n = 32 * cases[i].chains;
+    PlanCase at;
+    plan_case_create(&at, "ordered", cases[i].mask, NULL, 2, 1);
+    at.tiling.tile_q = cases[i].tile_q;
     at.request.lengths = (rota_lengths){.batch = 1, .n_q = n, .n_k = n};
     Plan *plans[3];
-    for (int i = 0; i < 3; i++) {
-      assert_int_equal(choose(&at, names[i], 8), ROTA_OK);
-      plans[i] = plan_case_good(&at);
+    for (int name = 0; name < 3; name++) {
+      assert_int_equal(choose(&at, names[name], 8), ROTA_OK);
+      plans[name] = plan_case_good(&at);
     }
     const char *found = plans[0]->pattern_digest.hex;
-    assert_string_equal(found, plans[chains == 64 ? 1 : 2]->pattern_digest.hex);
-    assert_string_not_equal(found, plans[chains == 64 ? 2 : 1]->pattern_digest.hex);
-    for (int i = 0; i < 3; i++)
-      plan_destroy(plans[i]);
+    assert_string_equal(found, plans[1]->pattern_digest.hex);
+    assert_string_not_equal(found, plans[2]->pattern_digest.hex);
+    for (int name = 0; name < 3; name++)
+      plan_destroy(plans[name]);
+    plan_case_free(&at);
   }
+}
+
+/* Under `mixed`, where no chain waits for one that starts later and none is shorter, pairs take
+ * turns: the same queues as with tickets. */
+static void test_short_sequences_take_turns(void **state) {
+  (void)state;
+  static const char *const names[] = {"by_length", "shortest_first"};
+  PlanCase at;
+  plan_case_create(&at, "ordered", NULL, NULL, 8, 8);
+  at.request.lengths = (rota_lengths){.batch = 2, .n_q = 256, .n_k = 256};
+  Plan *plans[2];
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(choose(&at, names[i], 8), ROTA_OK);
+    at.schedule.persistent = true;
+    plans[i] = plan_case_good(&at);
+  }
+  assert_int_equal(plans[0]->chain_items.count, plans[1]->chain_items.count);
+  assert_memory_equal(plan_section(plans[0], plans[0]->chain_items),
+                      plan_section(plans[1], plans[1]->chain_items),
+                      (size_t)plans[0]->chain_items.count * sizeof(RotaItem));
+  for (int i = 0; i < 2; i++)
+    plan_destroy(plans[i]);
   plan_case_free(&at);
 }
 
@@ -279,6 +317,7 @@ int main(void) {
       cmocka_unit_test(test_packed_batches),
       cmocka_unit_test(test_long_among_short),
       cmocka_unit_test(test_length_of_by_length),
+      cmocka_unit_test(test_short_sequences_take_turns),
       cmocka_unit_test(test_patterns_do_not_depend_on_the_batch),
       cmocka_unit_test(test_planning_time),
   };
