@@ -184,8 +184,9 @@ struct SequenceBounds {
     const float row = log2_wide(__uint_as_float(norm)), product = row + values;
     const float scores = slope + log2_sum(row + reach, log2_wide(fabsf(d_lse)));
     const float sums = keys + scores;
-    const bool finite = product < kLargest && scores < kLargest && sums < kLargest &&
-                        fabsf(delta) < kInfinity && lse < kInfinity && bits_are_finite(norm);
+    const bool finite = product < kLargest && reach < kLargest && scores < kLargest &&
+                        sums < kLargest && fabsf(delta) < kInfinity && lse < kInfinity &&
+                        bits_are_finite(norm);
     if (!finite)
       return Element{0x7fff};
     return sums == -kInfinity

@@ -45,7 +45,7 @@ static bool check_algorithm(const char *name, const TrialShape *shape, TrialRefe
     trial_references_make(trial, references);
   TrialReport report = trial_compare(trial, references);
   if (first_algorithm || !report.good) {
-    printf("  %-28s %-8s", name, shape->backward);
+    printf("  %-28s %-8s", name, shape->bound ? shape->bound : shape->backward);
     trial_print_report(&report);
   }
   if (!report.good)
@@ -58,23 +58,25 @@ static bool check_algorithm(const char *name, const TrialShape *shape, TrialRefe
 }
 
 void case_check(const char *name, const TrialShape *shape) {
-  static const char *const algorithms[] = {"ordered", "two_pass", "atomic", "materialised",
-                                           "exact"};
+  enum { EXACT = 4, EXACT_BY_SPREAD, COUNT };
+  static const char *const algorithms[] = {"ordered",      "two_pass", "atomic",
+                                           "materialised", "exact",    "exact"};
   TrialReferences references;
   bool made = false;
-  for (int i = 0; i < 5; i++) {
+  for (int i = 0; i < COUNT; i++) {
     TrialShape with = *shape;
     if (shape->backward && strcmp(shape->backward, algorithms[i]) != 0)
       continue;
     /* Where it would be chosen; and it is compiled for GPUs alone. */
     if (i == 3 && !shape->backward && (!case_device.gpu || shape->head_dim <= 128))
       continue;
-    if (i == 4 && !shape->backward && !case_device.gpu) /* for GPUs alone, too */
+    if (i >= EXACT && !shape->backward && !case_device.gpu) /* for GPUs alone, too */
       continue;
     /* On the CPU `atomic` goes by the ranks, as `ordered` does: test_cpu_device has it. */
     if (!case_device.gpu && !shape->backward && i == 2)
       continue;
     with.backward = algorithms[i];
+    with.bound = i == EXACT_BY_SPREAD ? "spread" : NULL;
     with.nondeterministic = strcmp(algorithms[i], "atomic") == 0;
     if (check_algorithm(name, &with, &references, !made))
       made = true;

@@ -2,6 +2,7 @@
 #include "tests/support/cases.h"
 #include "tests/support/load.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -199,12 +200,51 @@ static void test_a4_whatever_else_is_in_the_batch(void **state) {
   trial_destroy(single);
 }
 
+/* mean_square of another forward pass: NaN, not a wrong gradient. V's mean is far from 0, so that
+ * |O|^2 shows it. */
+static void test_a6_spread_of_another_pass(void **state) {
+  (void)state;
+  const int rows = 300;
+  TrialShape shape = {.dtype = ROTA_BF16,
+                      .head_dim = 64,
+                      .batch = 1,
+                      .n_q = rows,
+                      .n_k = rows,
+                      .mask = "causal",
+                      .backward = "exact",
+                      .bound = "spread"};
+  Trial *trial = trial_create(&shape);
+  for (int row = 0; row < rows; row++)
+    for (int j = 0; j < 64; j++)
+      trial_set(trial, TRIAL_V, 0, row, 0, j, 30 + trial_get(trial, TRIAL_V, 0, row, 0, j));
+  rota_status status = trial_prepare(trial, case_device.context, case_device.gpu);
+  if (status == ROTA_UNSUPPORTED) {
+    printf("  %s\n", rota_error_message());
+    trial_destroy(trial);
+    skip();
+  }
+  assert_int_equal(status, ROTA_OK);
+  for (int spoilt = 0; spoilt < 2; spoilt++) {
+    case_run(trial);
+    const TrialBuffer *squares = &trial->buffers[TRIAL_MEAN_SQUARE];
+    if (spoilt) { /* floats of 0.75 */
+      gpu_fill(trial->gpu, squares->device, 0x3f, squares->bytes);
+      assert_int_equal(trial_launch(trial, ROTA_BACKWARD), ROTA_OK);
+      trial_download(trial);
+    }
+    for (int row = 0; row < rows; row++)
+      assert_int_equal(isnan(trial_get(trial, TRIAL_D_Q, 0, row, 0, 0)) != 0, spoilt);
+  }
+  trial_destroy(trial);
+}
+
 int cases_determinism(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a1_same_bits),
       cmocka_unit_test(test_a3_finishes),
       cmocka_unit_test(test_a4_whatever_else_is_in_the_batch),
       cmocka_unit_test(test_a5_stable_or_refused),
+      cmocka_unit_test(test_a6_spread_of_another_pass),
   };
   return cmocka_run_group_tests_name("determinism", tests, NULL, NULL);
 }
