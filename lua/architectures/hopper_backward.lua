@@ -29,6 +29,13 @@ local function products(dim, dim_v)
   return list
 end
 
+-- Of a lane's 16 rows of LSE, those that it fetches during the visit before: as many as registers
+-- allow without spills that cost more.
+local function rows_ahead(groups, mask, has_score)
+  if has_score or mask ~= "full" and mask ~= "prefix" then return 0 end
+  return groups == 2 and 16 or mask == "full" and 8 or 0
+end
+
 return function(request, algorithm)
   local spec = request.spec
   local exact = algorithm == "exact"
@@ -42,8 +49,6 @@ return function(request, algorithm)
   end
   local groups = math.max(dim, dim_v) <= 64 and 3 or 2
   local ordered = algorithm == "ordered"
-  -- Other masks, and scores, leave no registers for a visit's LSE during the visit before.
-  local plain = (request.mask == "full" or request.mask == "prefix") and not spec.has_score
   local shared = shared_bytes(groups, dim, dim_v)
   local launches = {}
   local function launch(entry, grid, threads, overlaps)
@@ -65,7 +70,7 @@ return function(request, algorithm)
     atomic = ordered and 0 or 1,
     exact = exact and 1 or 0,
     spread = spec.bound == "spread" and 1 or 0, -- `exact` bounds sums by it
-    rows_ahead = groups == 2 and plain and 1 or 0,
+    rows_ahead = rows_ahead(groups, request.mask, spec.has_score),
     persistent = 1, -- a worker runs several chains and loads the next K and V early
     pad = BOX,
     -- Words of every query row: delta, LSE; for `exact` its factor, and a share of the bounds.

@@ -48,7 +48,7 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
   } else {
     registers_raise<kConsumerRegisters>();
     Consumer consumer = {arguments,         shared, barriers, group - 1, warp, 0, 0,
-                         Ring<kStagesQ>(0), 0,      false,    {}};
+                         Ring<kStagesQ>(0), 0,      false,    false,     {}};
     const int chains = uniform(arguments.queue[worker + 1] - arguments.queue[worker]);
     for (int i = 0; i < chains; i++)
       consumer.run_chain(i);

@@ -20,18 +20,19 @@ namespace rota {
 
 constexpr int kScores = kTileQ / 2;   // accumulators of S^T and dP^T a thread
 constexpr int kBlocksQ = kTileQ / 16; // k steps of dV and dK
-constexpr int kBarrierConsumers = 1;  // named
+constexpr int kStepsK = kPaddedK / 16, kStepsV = kPaddedV / 16; // of S^T and of dP^T
+constexpr int kBarrierConsumers = 1;                            // named
 
 // LSE as the exponent of a power of two; +inf where a row has no key: P is 0 there.
 ROTA_DEVICE float score_factor(const RotaArguments &arguments) {
   return kHasScore ? arguments.scale : arguments.scale * kLog2E;
 }
 
-// d = A B, both used along their rows: kColumns / 16 steps.
-template <int kColumns>
+// d = A B, both used along their rows: k steps of 16 columns.
+template <int kFrom, int kTo>
 ROTA_DEVICE void multiply_along(float (&d)[kScores], Descriptor a, Descriptor b) {
 #pragma unroll
-  for (int step = 0; step < kColumns / 16; step++) {
+  for (int step = kFrom; step < kTo; step++) {
     const Descriptor at_a = advance(a, step_along(kTileKv, step));
     const Descriptor at_b = advance(b, step_along(kTileQ, step));
     if (step == 0)
@@ -78,13 +79,13 @@ struct RowValues {
 };
 
 // A lane's pairs of rows of LSE: how many of them the visit before fetches, as registers allow.
-constexpr int kPairs = kTileQ / 8, kPairsAhead = kRowsAhead ? kPairs : 0;
+constexpr int kPairs = kTileQ / 8, kPairsAhead = kRowsAhead / 2;
 
 // What a visit needs beside its tiles. Loads from shared memory that are issued behind products
 // wait for them, so it is fetched in the shadow of the visit before, if it is there by then.
 struct Fetched {
   bool is_there;
-  unsigned flags; // VisitRecord's
+  bool partial, tail; // VisitRecord's flags
   float lse[kScores / 2];
 };
 
@@ -98,6 +99,7 @@ struct Consumer {
   // Bit r: this lane's key 8 r + g holds a NaN or infinity; kAny: one of the tile does.
   unsigned bad_keys;
   static constexpr unsigned kAny = 4;
+  bool has_bad_keys;
   bool is_beyond;  // all of the warpgroup's keys are beyond the sequence's end
   Fetched fetched; // of the stage's visit
 
@@ -189,11 +191,12 @@ struct Consumer {
   // masks and another without, the accumulators of both are live.
   //
   // s becomes P; with a score P times the score's derivative, for dS, and p is P rounded.
+  template <int kFrom, int kTo>
   ROTA_DEVICE void probabilities(const ChainWords &chain, const VisitRecord &visit,
                                  float (&s)[kScores], unsigned (&p)[kBlocksQ][4]) const {
     const float factor = score_factor(arguments);
 #pragma unroll
-    for (int i = 0; i < kTileQ / 8; i++) {
+    for (int i = kFrom; i < kTo; i++) {
       float x[4];
       const float lse[2] = {fetched.lse[2 * i], fetched.lse[2 * i + 1]};
 #pragma unroll
@@ -298,7 +301,7 @@ struct Consumer {
   // For `exact`: to integers. Rows that are not finite are looked for where there may be some.
   ROTA_DEVICE void make_fixed(float (&dq)[kDqColumns / 2], const Turn &turn,
                               const ChainWords &chain) const {
-    if (overflows_early(Element()) || (kHasMask && uniform(bad_keys != 0)))
+    if (overflows_early(Element()) || (kHasMask && has_bad_keys))
       spoil_rows(dq, factors_of(arguments, turn.tile), 16 * warp);
     round_sums(dq, key_factor(arguments, chain.sequence, chain.kv_head));
   }
@@ -367,7 +370,9 @@ struct Consumer {
 
   // Of the stage's visit, whose Q has come.
   ROTA_DEVICE void fetch() {
-    fetched.flags = (unsigned)uniform((int)load_shared_word(record_of(ring.stage)));
+    const unsigned flags = load_shared_word(record_of(ring.stage));
+    fetched.partial = __any_sync(kAllLanes, (flags & VisitRecord::kPartial) != 0);
+    fetched.tail = __any_sync(kAllLanes, (flags & VisitRecord::kTail) != 0);
     lse_of().template get<0, kPairsAhead>(fetched.lse);
   }
   ROTA_DEVICE RowValues lse_of() const {
@@ -380,23 +385,28 @@ struct Consumer {
     return *reinterpret_cast<const VisitRecord *>(dynamic_shared() + kSharedVisit +
                                                   kVisitBytes * ring.stage);
   }
-  // Its first two products, under way; S^T is the older.
+  // S^T and half of dP^T, under way; S^T is the older.
   ROTA_DEVICE void begin_products(bool first, bool do_is_there, float (&s)[kScores],
                                   float (&dp)[kScores]) const {
     const int stage = ring.stage;
-    const unsigned keys = (unsigned)(group * kKeys * kBoxPitch);
     wgmma_fence();
-    multiply_along<kPaddedK>(s, describe_along(tile_k() + keys),
-                             describe_along(tile(kSharedQ, kQBytes, stage)));
+    multiply_along<0, kStepsK>(s, describe_along(tile_k() + own_keys()),
+                               describe_along(tile(kSharedQ, kQBytes, stage)));
     wgmma_commit();
     if (first)
       barrier_wait_phase(barriers.full_v(), chain_number & 1);
     if (!do_is_there)
       barrier_wait_phase(barriers.full_do(stage), ring.parity);
+    multiply_dp<0, kStepsV / 2>(dp);
+  }
+  template <int kFrom, int kTo> ROTA_DEVICE void multiply_dp(float (&dp)[kScores]) const {
     wgmma_fence();
-    multiply_along<kPaddedV>(dp, describe_along(shared + kSharedV + keys),
-                             describe_along(tile(kSharedDo, kDoBytes, stage)));
+    multiply_along<kFrom, kTo>(dp, describe_along(shared + kSharedV + own_keys()),
+                               describe_along(tile(kSharedDo, kDoBytes, ring.stage)));
     wgmma_commit();
+  }
+  ROTA_DEVICE unsigned own_keys() const {
+    return (unsigned)(group * kKeys * kBoxPitch);
   }
   // Whether no query of a partial visit may attend to one of the warpgroup's keys, found where the
   // mask allows a range of keys.
@@ -425,15 +435,20 @@ struct Consumer {
                                  float (&dp)[kScores], unsigned (&p)[kBlocksQ][4],
                                  unsigned (&ds)[kBlocksQ][4]) const {
     // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already; P becomes 0.
-    const bool partial = (fetched.flags & VisitRecord::kPartial) != 0 || uniform(bad_keys != 0);
-    if (fetched.flags & VisitRecord::kTail) {
+    const bool partial = fetched.partial || has_bad_keys;
+    if (__builtin_expect(fetched.tail, false)) {
       wgmma_wait<0>();
       clear_queries(visit().rows);
     }
     wgmma_wait<1>();
     wgmma_touch(s);
-    probabilities(chain, visit(), s, p);
-    if (partial)
+    // Products wait to be issued until those before them run, so all of dP^T at once would hold up
+    // the exponentials.
+    probabilities<0, kPairs / 2>(chain, visit(), s, p);
+    wgmma_touch(s);
+    multiply_dp<kStepsV / 2, kStepsV>(dp);
+    probabilities<kPairs / 2, kPairs>(chain, visit(), s, p);
+    if (__builtin_expect(partial, false))
       mask_probabilities(chain, visit(), s, p);
     float delta[kScores / 2];
     RowValues(tile(kSharedDelta, kRowBytes, ring.stage)).template get<0, kPairs>(delta);
@@ -442,7 +457,7 @@ struct Consumer {
     if (last)
       arrive(barriers.empty_v());
     score_gradients(delta, s, dp, p, ds);
-    if (partial)
+    if (__builtin_expect(partial, false))
       mask_score_gradients(p, ds);
   }
 
@@ -456,8 +471,8 @@ struct Consumer {
       barrier_wait_phase(barriers.full_q(stage), ring.parity);
       fetch();
     }
-    const bool idle = is_beyond || (kMaskIsInterval && (fetched.flags & VisitRecord::kPartial) &&
-                                    uniform(is_idle(chain, visit())));
+    const bool idle =
+        is_beyond || (kMaskIsInterval && fetched.partial && uniform(is_idle(chain, visit())));
     if (!idle) {
       float s[kScores], dp[kScores];
       lse_of().template get<kPairsAhead, kPairs>(fetched.lse);
@@ -488,7 +503,8 @@ struct Consumer {
     __syncwarp();
     arrive(barriers.exchanged(visit_number % 2));
     ring.advance();
-    fetched.is_there = uniform(barrier_is_over(barriers.full_q(ring.stage), ring.parity));
+    fetched.is_there =
+        __any_sync(kAllLanes, barrier_is_over(barriers.full_q(ring.stage), ring.parity));
     if (fetched.is_there)
       fetch();
     wgmma_wait<0>();
@@ -506,7 +522,7 @@ struct Consumer {
     barrier_wait_phase(barriers.full_do(ring.stage), ring.parity);
     if (last)
       arrive(barriers.empty_v());
-    if (fetched.flags & VisitRecord::kTail)
+    if (fetched.tail)
       clear_queries(visit().rows);
   }
   // Until that visit's dQ has been made; also where there is no such visit.
@@ -558,6 +574,7 @@ struct Consumer {
     }
     if (kHasMask)
       remove_bad_keys();
+    has_bad_keys = __any_sync(kAllLanes, bad_keys != 0);
   }
   ROTA_DEVICE void run_chain(int number) {
     chain_number = number;
