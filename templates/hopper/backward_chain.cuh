@@ -121,6 +121,7 @@ struct Consumer {
   template <int kColumns, int kRows> ROTA_DEVICE void clear_rows(unsigned to, int from) const {
     constexpr int kChunks = kColumns / kChunk;
     const int thread = hidden((int)threadIdx.x) - kWarpgroup;
+#pragma unroll 1 // rare code in the midst of the loop over visits
     for (int i = from * kChunks + thread; i < kRows * kChunks; i += kConsumerThreads)
       store_shared_chunk(to + (unsigned)box_offset(kRows, i / kChunks, i % kChunks),
                          Chunk{{0, 0, 0, 0}});
