@@ -190,30 +190,32 @@ schedules.rules = {
   },
 }
 
--- Up to so many chains a sequence ends before a shift's chains have spread out; from so many on
--- there are enough tiles for all heads to be under way at once: then the longest chains first leave
--- no worker idle at the end. Before, too many heads would have to share the L2.
-local SHORT, LONG = 8, 64
+-- Up to SHORT chains a sequence ends before a shift's chains have spread out; from more than LONG
+-- on there are enough tiles for the longest chains of several heads first, which leave no worker
+-- idle at the end. All heads at once would have to share the L2. LONG by the query tiles of a kv
+-- tile.
+local SHORT, LONG = 8, { [2] = 128, [3] = 32 }
 
 schedules.rules.by_length = {
   about = "shortest_first for sequences of up to 8 chains; else shift, or for causal masks "
-    .. "symmetric_shift, but from 65 chains of more than twice the query tile's rows on "
+    .. "symmetric_shift and, from 129 chains on (33 where a kv tile is three query tiles), "
     .. "longest_first",
-  source = "measured on Hopper kernels, bench/results/backward_hopper_h200.csv",
+  source = "measured on Hopper kernels, docs/schedules.md",
   assignment = "mixed",
+  options = { together = { default = 16, least = 0, most = 1 << 20 } },
   pattern = function(map, gang, costs)
-    local rules, options = schedules.rules, { stagger = 2 }
+    local rules = schedules.rules
     local function in_order(rule)
       local answer = rule.pattern(map)
       answer.ranks = "start"
       return answer
     end
     if map.chains <= SHORT then return in_order(rules.shortest_first) end
-    if is_full(map) then return rules.shift.pattern(map, gang, costs, options) end
-    if map.chains > LONG and map.tile_kv > 2 * map.tile_q then
+    if is_full(map) then return rules.shift.pattern(map, gang, costs, { stagger = 3 }) end
+    if map.chains > (LONG[map.tile_kv // map.tile_q] or math.huge) then
       return in_order(rules.longest_first)
     end
-    return rules.symmetric_shift.pattern(map, gang, costs, options)
+    return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
   end,
 }
 

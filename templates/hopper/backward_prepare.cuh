@@ -24,6 +24,23 @@ ROTA_DEVICE float exponent_of_row(const RotaArguments &arguments, const RotaSequ
   return lse == -kInfinity ? kInfinity : lse * kLog2E;
 }
 
+// The sums over the lanes that share a row, of kRowSteps rows; lane l is left with that of row
+// l / 2 in sums[0]. With each step lanes have half as many rows to add for.
+ROTA_DEVICE void add_over_lanes(float (&sums)[kRowSteps], int lane) {
+  static_assert(kRowSteps == larger(kRowLanes / 2, 1), "all rows find a lane");
+#pragma unroll
+  for (int distance = kRowLanes / 2; distance > 0; distance /= 2) {
+    const int rows = larger(distance / 2, 1);
+    const bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < rows; i++) {
+      const float low = sums[i], high = sums[distance > 1 ? i + rows : i];
+      const float other = __shfl_xor_sync(kAllLanes, upper ? low : high, distance);
+      sums[i] = (upper ? high : low) + other;
+    }
+  }
+}
+
 // One block per (query tile, query head).
 ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &) {
   launch_dependents();
@@ -35,15 +52,23 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
   const long long tile = query_tile_number(arguments, sequence, row.q_tile, head);
   const long long all = (long long)arguments.tiles * arguments.heads;
 
+  // The tile's rows line, line + kRowsAtOnce ...: addresses by addition, since they would take more
+  // time than the loads.
+  const int line = thread / kRowLanes, left = sequence.n_q - first - line;
+  const bool exists = line < kTileQ && lane < kHeadDimV / kChunk;
+  const Element *at_o = row_q<Element>(arguments.o, sequence, first + line, head) + lane * kChunk;
+  const Element *at_d_o =
+      row_q<Element>(arguments.d_o, sequence, first + line, head) + lane * kChunk;
   Chunk o[kRowSteps], d_o[kRowSteps];
 #pragma unroll
   for (int i = 0; i < kRowSteps; i++) {
-    const int q = first + i * kRowsAtOnce + thread / kRowLanes;
     o[i] = d_o[i] = Chunk{{0, 0, 0, 0}};
-    if (q < sequence.n_q && q < first + kTileQ && lane < kHeadDimV / kChunk) {
-      o[i] = load_global_chunk(row_q<Element>(arguments.o, sequence, q, head) + lane * kChunk);
-      d_o[i] = load_global_chunk(row_q<Element>(arguments.d_o, sequence, q, head) + lane * kChunk);
+    if (exists && i * kRowsAtOnce < left) {
+      o[i] = load_global_chunk(at_o);
+      d_o[i] = load_global_chunk(at_d_o);
     }
+    at_o += kRowsAtOnce * arguments.o.stride_row;
+    at_d_o += kRowsAtOnce * arguments.d_o.stride_row;
   }
   if (thread == 0) {
     arguments.counters[tile] = 0;
@@ -60,18 +85,16 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
     for (int i = 4 * thread; i < kDqFloats; i += 4 * kPrepareThreads)
       store_sum(arguments.dq_accumulator + tile * kDqFloats + i, zero);
   }
+  float sums[kRowSteps];
 #pragma unroll
-  for (int i = 0; i < kRowSteps; i++) {
-    const int r = i * kRowsAtOnce + thread / kRowLanes, q = first + r;
-    float sum = chunk_product(o[i], d_o[i]);
-#pragma unroll
-    for (int step = kRowLanes / 2; step > 0; step /= 2)
-      sum += __shfl_xor_sync(kAllLanes, sum, step);
-    if (lane == 0 && r < kTileQ) {
-      if (arguments.d_lse.data && q < sequence.n_q)
-        sum -= *row_q<float>(arguments.d_lse, sequence, q, head);
-      arguments.delta[tile * kTileQ + r] = sum;
-    }
+  for (int i = 0; i < kRowSteps; i++)
+    sums[i] = chunk_product(o[i], d_o[i]);
+  add_over_lanes(sums, lane);
+  const int r = lane / 2 * kRowsAtOnce + line, q = first + r;
+  if (lane % 2 == 0 && r < kTileQ) {
+    if (arguments.d_lse.data && q < sequence.n_q)
+      sums[0] -= *row_q<float>(arguments.d_lse, sequence, q, head);
+    arguments.delta[tile * kTileQ + r] = sums[0];
   }
   if constexpr (kExact)
     store_factors<kRowLanes>(arguments, sequence, row.q_tile, head, o, d_o);

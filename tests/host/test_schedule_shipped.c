@@ -178,29 +178,31 @@ static void test_long_among_short(void **state) {
   plan_case_free(&at);
 }
 
-/* by_length: other schedules from 9 chains on, and from 65 on for kv tiles of more than two query
- * tiles. */
+/* by_length: other schedules from 9 chains on, and from 33 or 129 on where a kv tile is three or
+ * two query tiles. */
 static void test_length_of_by_length(void **state) {
   (void)state;
   static const struct {
     const char *mask, *expected, *other;
-    int tile_q, chains;
+    int tile_kv, chains;
   } cases[] = {
-      {"k <= q", "shortest_first", "symmetric_shift", 64, 8},
-      {"k <= q", "symmetric_shift", "shortest_first", 64, 9},
-      {"k <= q", "symmetric_shift", "longest_first", 16, 65},
-      {"k <= q", "symmetric_shift", "longest_first", 8, 64},
-      {"k <= q", "longest_first", "symmetric_shift", 8, 65},
-      {NULL, "shortest_first", "shift", 64, 8},
-      {NULL, "shift", "shortest_first", 64, 9},
-      {NULL, "shift", "longest_first", 8, 65},
+      {"k <= q", "shortest_first", "symmetric_shift", 128, 8},
+      {"k <= q", "symmetric_shift", "shortest_first", 128, 9},
+      {"k <= q", "symmetric_shift", "longest_first", 128, 128},
+      {"k <= q", "longest_first", "symmetric_shift", 128, 129},
+      {"k <= q", "symmetric_shift", "longest_first", 192, 32},
+      {"k <= q", "longest_first", "symmetric_shift", 192, 33},
+      {"k <= q", "symmetric_shift", "longest_first", 64, 129},
+      {NULL, "shortest_first", "shift:stagger=3", 128, 8},
+      {NULL, "shift:stagger=3", "shortest_first", 128, 9},
+      {NULL, "shift:stagger=3", "longest_first", 192, 129},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const char *names[] = {"by_length", cases[i].expected, cases[i].other};
-    int n = 32 * cases[i].chains;
+    int n = cases[i].tile_kv * cases[i].chains;
     PlanCase at;
     plan_case_create(&at, "ordered", cases[i].mask, NULL, 2, 1);
-    at.tiling.tile_q = cases[i].tile_q;
+    at.tiling.tile_kv = cases[i].tile_kv;
     at.request.lengths = (rota_lengths){.batch = 1, .n_q = n, .n_k = n};
     Plan *plans[3];
     for (int name = 0; name < 3; name++) {
