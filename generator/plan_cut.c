@@ -1,7 +1,7 @@
 /* Level 1. See plan_cut.h.
  *
  * A unit of R rows and C kv tiles keeps the processors busy for R C steps / processors, but not
- * less than its longest sum: 2 R steps of a dV or dK, 2 C of a dQ. It moves, besides P and dS, the
+ * less than its longest sum: 2 R steps of a dV or dK (row_steps R), 2 C of a dQ. It moves, besides P and dS, the
  * sums of its R rows where a row has several units, and those of its C kv tiles where these have
  * several. Where two planes take turns, a unit need not wait for the longest sum of the one just
  * before it. Of the loop order: the outer side's sums live only while its units pass by. */
@@ -34,7 +34,8 @@ static Cut candidate(const CutRequest *request, int64_t rows, int64_t kv_tiles, 
   cut.moved = (panels - 1) * request->rows * request->sum_q +
               (parts - 1) * request->kv_tiles * request->sum_k;
   double unit = (double)rows * (double)kv_tiles * request->steps / request->processors;
-  double longest = 2 * larger((double)kv_tiles, request->forward ? 0 : (double)rows);
+  double longest =
+      larger(2 * (double)kv_tiles, request->forward ? 0 : request->row_steps * (double)rows);
   longest *= request->lanes > 1 ? LONGEST_LOAD / TURN_UNITS : LONGEST_LOAD;
   *time = (double)(parts * panels) * (larger(unit, longest) + UNIT_STEPS) +
           2 * (double)cut.moved / STEP_BYTES / request->processors;

@@ -18,6 +18,7 @@ typedef struct CutRequest {
   int places;           /* units that the workspace holds at once */
   int lanes;            /* planes whose units take turns, each with sums of its own */
   double steps;         /* of 64 in the sums of a tile's products */
+  int row_steps;        /* of those, a tile's in the longest work of a kv tile */
   int processors;
   const Cut *within; /* keeps to its sums and the size of its units; NULL: to the limit */
   bool forward;      /* sums over keys alone */

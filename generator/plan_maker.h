@@ -14,6 +14,7 @@ enum {
   WORKS_STAT_BYTES = 1024,   /* of a query tile and a pair of kv tiles */
   WORKS_COLUMNS_MAX = 256,   /* of a block of columns */
   WORKS_LANES_MAX = 2,       /* planes that take turns */
+  WORKS_CHAIN_STEPS = 6,     /* see plan_cut.h: of a tile in a chain */
 };
 
 typedef struct Array {
@@ -61,6 +62,8 @@ int64_t maker_block_cost(const Maker *maker);
 int64_t maker_row_sums(const Maker *maker);
 int64_t maker_key_sums(const Maker *maker);
 
+/* Whether dK and dV are made in a unit's first phase, by chains; its second makes dQ. */
+bool maker_chains(const Maker *maker);
 /* Drafts and works of all sequences; sum_rows and sum_kv_tiles. */
 rota_status maker_add_sequences(Maker *maker);
 

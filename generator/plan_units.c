@@ -41,6 +41,10 @@ int64_t maker_block_cost(const Maker *maker) {
   return maker_block_bytes(maker) + (maker->backward ? 0 : WORKS_STAT_BYTES / 4);
 }
 
+bool maker_chains(const Maker *maker) {
+  return maker->backward && tiling_get(&maker->plan->tiling, "score_planes", 1) == 1;
+}
+
 /* Bytes of the sums of a group row (of dQ, or O with maxima and sums of P), and of a kv tile. */
 int64_t maker_row_sums(const Maker *maker) {
   return maker->wide * (maker->backward ? maker->blocks_k : maker->blocks_v);
@@ -126,14 +130,25 @@ static int32_t chain_visits(const Maker *maker, const RotaUnit *unit, int32_t kv
   return chain->visit_end - chain->visit_begin;
 }
 
-static rota_status weigh_gradients(Maker *maker, const RotaUnit *unit, Array *list) {
+/* Works of kv tiles: chains, or sums of dV and dK. */
+static rota_status weigh_keys(Maker *maker, const RotaUnit *unit, Array *list) {
   int32_t kv_end = unit->kv_begin + unit->kv_tiles;
   int32_t kv_tiles = maker->sequences[unit->sequence].kv_tiles;
-  for (int32_t kv = unit->kv_begin; maker->backward && kv < kv_end && kv < kv_tiles; kv++) {
+  for (int32_t kv = unit->kv_begin; kv < kv_end && kv < kv_tiles; kv++) {
     int32_t weight = chain_visits(maker, unit, kv);
+    if (maker_chains(maker)) {
+      ROTA_TRY(add_weighed(list, kv, ROTA_WORK_SCORES, 1, weight));
+      continue;
+    }
     ROTA_TRY(add_weighed(list, kv, ROTA_WORK_DV, maker->blocks_v, weight));
     ROTA_TRY(add_weighed(list, kv, ROTA_WORK_DK, maker->blocks_k, weight));
   }
+  return ROTA_OK;
+}
+
+/* Works of group rows: sums of dQ or O. */
+static rota_status weigh_rows(Maker *maker, const RotaUnit *unit, Array *list) {
+  int32_t kv_end = unit->kv_begin + unit->kv_tiles;
   int blocks = maker->backward ? maker->blocks_k : maker->blocks_v;
   for (int32_t row = unit->row_begin; row < unit->row_begin + unit->rows; row++) {
     bool partial = false;
@@ -144,15 +159,19 @@ static rota_status weigh_gradients(Maker *maker, const RotaUnit *unit, Array *li
   return ROTA_OK;
 }
 
-static rota_status add_gradients(Maker *maker, UnitDraft *draft) {
+/* Those of kv tiles, of group rows, or of both. */
+static rota_status add_sums(Maker *maker, const RotaUnit *unit, bool keys, bool rows,
+                            int32_t *count) {
   Array list = {0};
-  rota_status status = weigh_gradients(maker, &draft->unit, &list);
+  rota_status status = keys ? weigh_keys(maker, unit, &list) : ROTA_OK;
+  if (status == ROTA_OK && rows)
+    status = weigh_rows(maker, unit, &list);
   if (status == ROTA_OK && list.count > 0)
     qsort(list.data, (size_t)list.count, sizeof(Weighed), compare_weighed);
   const Weighed *sorted = list.data;
   for (int64_t i = 0; i < list.count && status == ROTA_OK; i++)
     status = array_append(&maker->works, &sorted[i].work, sizeof(RotaWork));
-  draft->gradients = (int32_t)list.count;
+  *count = (int32_t)list.count;
   free(list.data);
   return status;
 }
@@ -160,8 +179,10 @@ static rota_status add_gradients(Maker *maker, UnitDraft *draft) {
 static rota_status add_works(Maker *maker, UnitDraft *draft) {
   draft->work_begin = (int32_t)maker->works.count;
   draft->scores = draft->gradients = 0;
-  ROTA_TRY(add_scores(maker, draft));
-  return add_gradients(maker, draft);
+  bool chains = maker_chains(maker);
+  ROTA_TRY(chains ? add_sums(maker, &draft->unit, true, false, &draft->scores)
+                  : add_scores(maker, draft));
+  return add_sums(maker, &draft->unit, maker->backward && !chains, true, &draft->gradients);
 }
 
 /* ---- Units of a sequence ---- */
@@ -176,6 +197,7 @@ static Cut cut_sequence(const Maker *maker, const RotaSequence *sequence, const 
                         .places = ROTA_PLACES,
                         .lanes = maker->lanes,
                         .steps = maker->steps,
+                        .row_steps = maker_chains(maker) ? WORKS_CHAIN_STEPS : 2,
                         .processors = tiling_get(&maker->plan->tiling, "processors", 1),
                         .limit = maker->plan->workspace_limit - maker->plan->workspace.works,
                         .within = within,

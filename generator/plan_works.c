@@ -15,7 +15,9 @@ enum {
 
 /* Of the products of a tile: scores take 128 x 256 at a time, the others a tile's 2 steps for each
  * block of columns. */
-static double steps_of(const Spec *spec, bool backward) {
+static double steps_of(const Spec *spec, bool backward, bool chains) {
+  if (chains)
+    return WORKS_CHAIN_STEPS + 2 * works_column_blocks(spec->head_dim);
   double scores = (spec->head_dim + (backward ? spec->head_dim_v : 0)) / 128.0;
   int sums = works_column_blocks(spec->head_dim_v) +
              (backward ? 2 * works_column_blocks(spec->head_dim) : 0);
@@ -284,11 +286,11 @@ rota_status works_build(const Spec *spec, Plan *plan) {
                  .wide = plan->direction == ROTA_FORWARD
                              ? WORKS_TILE * 4 * columns_v + WORKS_STAT_BYTES
                              : WORKS_TILE * 4 * (columns_k > columns_v ? columns_k : columns_v),
-                 .steps = steps_of(spec, plan->direction == ROTA_BACKWARD),
                  .row_heads = plan->rows.count > q_tiles ? plan->heads : 1,
                  .chain_heads = plan->chains.count > kv_tiles ? plan->kv_heads : 1,
                  .group = plan->heads / plan->kv_heads,
                  .lanes = (int64_t)plan->lengths->batch * plan->kv_heads > 1 ? WORKS_LANES_MAX : 1};
+  maker.steps = steps_of(spec, maker.backward, maker_chains(&maker));
   rota_status status = make(&maker);
   free(maker.drafts.data);
   free(maker.works.data);

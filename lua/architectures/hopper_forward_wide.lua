@@ -5,11 +5,11 @@ return function(request)
   local spec = request.spec
   local reason = works.refusal(spec)
   if reason then return nil, reason end
-  return works.tiling(request, {
+  return works.tiling(request, works.products {
     template = "templates/hopper/forward_wide.cuh",
     score_planes = 1, -- P
     entry = "rota_forward",
-    columns = { spec.head_dim_v },
+    columns = { works.PAIR, works.columns_of(spec.head_dim_v) },
     tensors = { "q", "k", "v", "o" },
   })
 end

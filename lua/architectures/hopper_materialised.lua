@@ -1,19 +1,58 @@
 -- Tilings of the Hopper kernels that pass matrices through memory: the backward pass of
--- templates/hopper/materialised.cuh. Tiles and stages are the template's own; only the widths of
--- the blocks of columns follow the head dims.
+-- templates/hopper/materialised.cuh, and of materialised_chains.cuh where dK and dV of a kv tile fit
+-- the registers. Tiles and stages are the templates' own; only the widths of products follow the
+-- head dims.
 local works = import "lua/architectures/hopper_works.lua"
+
+local TENSORS = { "q", "k", "v", "d_o", "d_q", "d_k", "d_v" }
+-- Accumulators of dK and dV that a thread of the consumers has room for.
+local GRADIENTS_MAX = 160
+local QUERIES = 64 -- of a visit
+
+local function boxes(columns) return (columns + 63) // 64 end
+
+-- P and dS go through memory.
+local function products(spec)
+  return works.products {
+    template = "templates/hopper/materialised.cuh",
+    score_planes = 2, -- P and dS
+    entry = "rota_backward",
+    columns = { works.PAIR, works.columns_of(spec.head_dim), works.columns_of(spec.head_dim_v) },
+    tensors = TENSORS,
+  }
+end
+
+-- dS alone does.
+local function chains(spec)
+  local columns, columns_v = works.columns_of(spec.head_dim), works.columns_of(spec.head_dim_v)
+  return {
+    template = "templates/hopper/materialised_chains.cuh",
+    score_planes = 1, -- dS
+    row_values = 2, -- delta, LSE
+    entry = "rota_backward",
+    columns = { QUERIES, columns, columns_v },
+    tensors = TENSORS,
+    stages = 5,
+    -- A visit's Q and dO, or 64 of a sum of dQ: dS of 128 queries, and K.
+    stage_bytes = works.PART * (boxes(columns) + math.max(boxes(columns_v), 2)),
+    stagings = 1,
+    registers = { 40, 232 },
+  }
+end
+
+-- A score's slope would have to be kept beside P. Five stages of five boxes fit shared memory.
+local function chains_fit(spec)
+  local columns, columns_v = works.columns_of(spec.head_dim), works.columns_of(spec.head_dim_v)
+  return math.max(spec.head_dim, spec.head_dim_v) <= 256 and not spec.has_score
+    and (columns + columns_v) // 2 <= GRADIENTS_MAX
+    and boxes(columns) + math.max(boxes(columns_v), 2) <= 5
+end
 
 return function(request, algorithm)
   local spec = request.spec
   local reason = works.refusal(spec)
   if reason then return nil, reason end
-  local tiling = works.tiling(request, {
-    template = "templates/hopper/materialised.cuh",
-    score_planes = 2, -- P and dS
-    entry = "rota_backward",
-    columns = { spec.head_dim, spec.head_dim_v },
-    tensors = { "q", "k", "v", "d_o", "d_q", "d_k", "d_v" },
-  })
+  local tiling = works.tiling(request, (chains_fit(spec) and chains or products)(spec))
   if spec.sink_logit then
     tiling.launches[3] =
       { entry = "rota_sink_gradient", grid = "heads", threads = 256, shared_bytes = 0 }

@@ -1,21 +1,24 @@
 -- What tilings of kernels that take works (templates/hopper/materialised_works.cuh) have in common:
--- two consumer warpgroups and a producer, stages of A 128 x 64 and B up to 256 x 64.
-local STAGES = 4
+-- two consumer warpgroups and a producer, stages of operands that are 64 deep in a sum.
 local THREADS, PREPARE_THREADS = 384, 1024
-local PAIR = 256 -- keys of the scores' products
 local BOX_ROWS = 64
 
--- Bytes: stages, staging of 64 x 64 for each warpgroup twice, barriers, words of the stages (in the
--- forward pass their maxima), two tasks, the loader's unit and sequence.
-local function shared_bytes(forward)
-  return STAGES * 48 * 1024 + 4 * 8 * 1024 + 8 * (2 * STAGES + 12)
-    + (forward and 16 + 512 or 16) * STAGES + 4 * 64
+local works = {
+  PAIR = 256, -- keys of the scores' products
+  PART = 8 * 1024, -- bytes of a box: 64 rows of 64 elements
+}
+
+-- Bytes: stages, staging of parts for each warpgroup, barriers, words of the stages (and, where P or
+-- dS alone goes through memory, of their rows), words of staged parts, two tasks, the loader's unit,
+-- sequence and segment.
+local function shared_bytes(kernel)
+  return kernel.stages * kernel.stage_bytes + 2 * kernel.stagings * works.PART
+    + 8 * (2 * kernel.stages + 12) + (kernel.score_planes == 1 and 16 + 512 or 16) * kernel.stages
+    + 16 + 4 * 64 + 32
 end
 
-local works = {}
-
 -- Columns of a block: as few blocks as hold the head dim, equally wide (column_blocks there).
-local function columns_of(dim)
+function works.columns_of(dim)
   local blocks = (dim + 255) // 256
   return ((dim + blocks - 1) // blocks + 15) // 16 * 16
 end
@@ -26,11 +29,12 @@ function works.refusal(spec)
   end
 end
 
--- kernel = {template, score_planes, entry, columns = head dims of outputs, tensors = names}.
+-- kernel = {template, score_planes, entry, columns = widths of products, tensors = names, registers
+-- = {producer's, consumers'}; stages, stage_bytes, stagings: buffers of shared memory}.
 function works.tiling(request, kernel)
-  local shared = shared_bytes(kernel.score_planes == 1)
-  local used, products, maps = { [PAIR] = true }, {}, {}
-  for _, dim in ipairs(kernel.columns) do used[columns_of(dim)] = true end
+  local shared = shared_bytes(kernel)
+  local used, products, maps = {}, {}, {}
+  for _, columns in ipairs(kernel.columns) do used[columns] = true end
   for n in pairs(used) do products[#products + 1] = n end
   table.sort(products)
   for i, name in ipairs(kernel.tensors) do maps[i] = { tensor = name, rows = BOX_ROWS } end
@@ -38,8 +42,13 @@ function works.tiling(request, kernel)
     template = kernel.template,
     tile_q = 128,
     tile_kv = 128,
-    stages = STAGES,
+    stages = kernel.stages,
+    stage_bytes = kernel.stage_bytes,
+    stagings = kernel.stagings,
+    producer_registers = kernel.registers[1],
+    consumer_registers = kernel.registers[2],
     score_planes = kernel.score_planes,
+    row_values = kernel.row_values or 1,
     processors = request.target.multiprocessors,
     shared_bytes = shared,
     wgmma = products,
@@ -50,6 +59,13 @@ function works.tiling(request, kernel)
         overlaps = true },
     },
   }
+end
+
+-- Of kernels whose works are products of 128 rows by up to 256 columns.
+function works.products(kernel)
+  kernel.stages, kernel.stage_bytes, kernel.stagings = 4, 6 * works.PART, 2
+  kernel.registers = { 56, 224 }
+  return kernel
 end
 
 return works

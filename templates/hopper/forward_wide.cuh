@@ -28,6 +28,7 @@ constexpr int kBlocksV = column_blocks(kHeadDimV);
 
 struct OutputLoader : WorkLoader<OutputLoader> {
   using WorkLoader::WorkLoader;
+  static constexpr bool kLongScores = false;
 
   ROTA_DEVICE Task describe(const RotaWork &work) const {
     if ((work.what & 3u) == ROTA_WORK_SCORES)
@@ -368,7 +369,7 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
 }
 
 ROTA_DEVICE void forward(const RotaArguments &arguments, const RotaTensorMaps &maps) {
-  run_works<OutputLoader, OutputConsumer, OutputO>(arguments, maps);
+  run_works<OutputLoader, OutputConsumer, OutputStores<OutputO>>(arguments, maps);
 }
 
 } // namespace rota

@@ -30,6 +30,7 @@ constexpr int kBlocksK = column_blocks(kHeadDim), kBlocksV = column_blocks(kHead
 
 struct GradientLoader : WorkLoader<GradientLoader> {
   using WorkLoader::WorkLoader;
+  static constexpr bool kLongScores = false;
 
   ROTA_DEVICE int group_row(const RotaVisit &visit) const {
     return (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT) * sequence.q_tiles +
@@ -235,7 +236,7 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
 }
 
 ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &maps) {
-  run_works<GradientLoader, GradientConsumer, GradientOutput>(arguments, maps);
+  run_works<GradientLoader, GradientConsumer, OutputStores<GradientOutput>>(arguments, maps);
 }
 
 } // namespace rota

@@ -1,12 +1,14 @@
 // What stands before kernels that take works: tickets and signals set to zero and, for the backward
-// pass, delta = rowsum(dO * O) - dLSE of every query row. Bound by memory: O and dO are read once,
-// 16 bytes a thread, a warp to a row.
+// pass, delta = rowsum(dO * O) - dLSE of every query row; with kRowValues == 2 what is added to a
+// score as an exponent of two (score_bias), too. Bound by memory: O and dO are read once, 16 bytes a
+// thread, a warp to a row.
 #ifndef ROTA_HOPPER_MATERIALISED_PREPARE_CUH
 #define ROTA_HOPPER_MATERIALISED_PREPARE_CUH
 
 #include "spec.cuh"
 #include "tiling.cuh"
 
+#include "templates/hopper/materialised_scores.cuh"
 #include "templates/lib/memory.cuh"
 #include "templates/lib/tables.cuh"
 
@@ -44,6 +46,19 @@ ROTA_DEVICE float row_product(const Element *o, const Element *d_o, int lane) {
   return sum;
 }
 
+// LSE and P's scale; for rows beyond the end, and rows without a key, what makes P zero.
+ROTA_DEVICE void prepare_bias(const RotaArguments &arguments, const RotaSequence &sequence,
+                              int q_tile, int head) {
+  const long long all = (long long)arguments.tiles * arguments.heads;
+  float *bias =
+      arguments.delta + (all + query_tile_number(arguments, sequence, q_tile, head)) * kTileQ;
+  for (int r = (int)threadIdx.x; r < kTileQ; r += (int)blockDim.x) {
+    const int q = q_tile * kTileQ + r;
+    bias[r] =
+        score_bias(q < sequence.n_q ? *row_q<float>(arguments.lse, sequence, q, head) : -kInfinity);
+  }
+}
+
 // Blocks share the row items.
 ROTA_DEVICE void prepare_rows(const RotaArguments &arguments) {
   const int warps = (int)blockDim.x / kWarp, lane = lane_index() % kRowLanes;
@@ -53,6 +68,8 @@ ROTA_DEVICE void prepare_rows(const RotaArguments &arguments) {
     const RotaSequence &sequence = arguments.sequences[row.sequence];
     if (row.q_tile * kTileQ >= sequence.n_q) // a slot may have more rows than are used
       continue;
+    if constexpr (kRowValues == 2)
+      prepare_bias(arguments, sequence, row.q_tile, item.head);
     float *delta =
         arguments.delta + query_tile_number(arguments, sequence, row.q_tile, item.head) * kTileQ;
     for (int first = warp_index() * kRowBatch * kWarpRows; first < kTileQ;

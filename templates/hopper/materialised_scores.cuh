@@ -44,6 +44,11 @@ template <class Do> ROTA_DEVICE void for_parts(Do act) {
   act(Part<3>());
 }
 
+// What is added to a row's scores as exponents of two.
+ROTA_DEVICE float score_bias(float lse) {
+  return lse == -kInfinity ? -kInfinity : kProbabilityShift - lse * kLog2E;
+}
+
 // LSE (as an exponent of two to be added) and delta of this lane's two rows; `row` is the first.
 struct ScoreRows {
   float bias[2], delta[2];
@@ -57,9 +62,7 @@ struct ScoreRows {
       bias[r] = -kInfinity;
       delta[r] = 0.0f;
       if (q < sequence.n_q) {
-        const float lse = *row_q<float>(arguments.lse, sequence, q, head);
-        if (lse != -kInfinity)
-          bias[r] = kProbabilityShift - lse * kLog2E;
+        bias[r] = score_bias(*row_q<float>(arguments.lse, sequence, q, head));
         delta[r] = arguments.delta[tile + row + 8 * r];
       }
     }

@@ -4,8 +4,8 @@
 // A persistent block is a producer warpgroup (loader warp, two store warps) and two consumer
 // warpgroups of 64 rows each. Nothing in a result depends on which block takes which work.
 //
-//   shared memory     kStages x (A 16 KB, B 32 KB) | staging 2 warpgroups x 2 x 8 KB | barriers |
-//                     words and scales of the stages | two Tasks
+//   shared memory     kStages x (A 16 KB, B up to 32 KB) | staging 2 warpgroups x kStagings x 8 KB |
+//                     barriers | words and scales of the stages | two Tasks
 //
 //   loader       task ring -> everybody          stages -> consumers
 //   consumers    staging, 64 rows x 64 columns -> store warp of the warpgroup -> workspace
@@ -29,18 +29,19 @@ namespace rota {
 
 constexpr int kStep = 64;                  // of a sum, per stage
 constexpr int kPartBytes = 64 * kBoxPitch; // a box: 64 rows of 64 elements
-constexpr int kBytesA = 2 * kPartBytes, kBytesB = 4 * kPartBytes;
-constexpr int kStageBytes = kBytesA + kBytesB;
-constexpr int kStaging = kStages * kStageBytes;      // [warpgroup][2] parts
-constexpr int kBarriers = kStaging + 4 * kPartBytes; // see Barriers
+constexpr int kBytesA = 2 * kPartBytes;
+constexpr int kStaging = kStages * kStageBytes;                  // [warpgroup][kStagings] parts
+constexpr int kBarriers = kStaging + 2 * kStagings * kPartBytes; // see Barriers
 constexpr int kStageWords = kBarriers + 8 * (2 * kStages + 12);
-constexpr int kStageScales = kStageWords + 16 * kStages; // see forward_wide.cuh
+constexpr int kStageScales = kStageWords + 16 * kStages; // see Kernel's own file
 constexpr int kScalesBytes = kScorePlanes == 1 ? 512 : 0;
-constexpr int kMailbox = kStageScales + kScalesBytes * kStages; // two of Task
+constexpr int kStagedWords = kStageScales + kScalesBytes * kStages; // of each warpgroup's part
+constexpr int kMailbox = kStagedWords + 16;                         // two of Task
 constexpr int kTaskBytes = 64;
 constexpr int kCurrentUnit = kMailbox + 2 * kTaskBytes; // the loader's: registers are short
 constexpr int kCurrentSequence = kCurrentUnit + 64;
-constexpr int kSharedEnd = kCurrentSequence + 64;
+constexpr int kCurrentSegment = kCurrentSequence + 64;
+constexpr int kSharedEnd = kCurrentSegment + 32;
 static_assert(sizeof(RotaUnit) <= 64 && sizeof(RotaSequence) <= 64, "their places");
 static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the stages");
 static_assert(kTileQ == 128 && kTileKv == 128, "tiles of the map");
@@ -81,6 +82,9 @@ constexpr int kTaskEnd = 4;
 // Flags beside the unit's: scores that are masked; an output that the copy engine stores.
 constexpr int kTaskPartial = 16, kTaskBoxes = 32;
 static_assert(sizeof(Task) <= kTaskBytes, "its place");
+ROTA_DEVICE Task &task_place(int i) {
+  return *reinterpret_cast<Task *>(dynamic_shared() + kMailbox + i * kTaskBytes);
+}
 
 // Of a stage, from the loader: bits below; which rows of B to clear (64 bits); B's first key.
 constexpr unsigned kWordLast = 1, kWordClear = 2, kWordSuspect = 4;
@@ -98,6 +102,43 @@ template <int kCount> struct Turns {
   ROTA_DEVICE void advance() { turn = (turn + 1) & (2 * kCount - 1); }
 };
 
+// The same for up to 8 stages, some of which may be held: those are left out. One register: a bit a
+// stage of parities, of what is held; the current stage, the one before it.
+template <int kCount> struct Slots {
+  unsigned state;
+  static constexpr int kHeld = 8, kAt = 16, kBefore = 24;
+  ROTA_DEVICE explicit Slots(int first_parity)
+      : state((first_parity ? 0xffu : 0u) | (unsigned)(kCount - 1) << kBefore) {}
+  ROTA_DEVICE int stage() const { return (int)(state >> kAt & 0xffu); }
+  ROTA_DEVICE int before() const { return (int)(state >> kBefore); }
+  ROTA_DEVICE int parity() const { return (int)(state >> stage() & 1u); }
+  ROTA_DEVICE bool held(int stage) const { return state >> (kHeld + stage) & 1u; }
+  ROTA_DEVICE void advance() {
+    const int now = stage();
+    int next = now;
+    do {
+      next = next + 1 == kCount ? 0 : next + 1;
+    } while (held(next));
+    state = ((state & 0xffffu) ^ 1u << now) | (unsigned)next << kAt | (unsigned)now << kBefore;
+  }
+  ROTA_DEVICE void hold() {
+    state |= 1u << (kHeld + stage());
+    advance();
+  }
+  ROTA_DEVICE void let_go() { state &= ~(0xffu << kHeld); }
+};
+constexpr bool power_of_two(int x) {
+  return (x & (x - 1)) == 0;
+}
+template <int kCount, bool kEven = power_of_two(kCount)> struct StagesOf {
+  using Type = Turns<kCount>;
+};
+template <int kCount> struct StagesOf<kCount, false> {
+  using Type = Slots<kCount>;
+};
+using StageRing = typename StagesOf<kStages>::Type;
+using StagingRing = Turns<kStagings>;
+
 // What the loader says of a stage.
 struct StageNote {
   bool last, suspect;       // the sum's last; B may hold what is not finite in keys nobody attends
@@ -112,32 +153,43 @@ ROTA_DEVICE unsigned long long rows_beyond(int first, int n) {
 
 // ---- The loader ----
 
-// Kernel has describe(work) and load(work, task).
+// Kernel has describe(work), load(work, task) and kLongScores: works of the first phase make sums.
 template <class Kernel> struct WorkLoader {
   const RotaArguments &arguments;
   const RotaTensorMaps &maps;
   const RotaMaterialised &plan;
   const Barriers barriers;
   const unsigned shared;
-  Turns<kStages> ring;
-  int segment, next_ticket; // next_ticket: of the segment after
-  RotaSegment current;
-  RotaUnit &unit;         // of the segment; in shared memory
+  StageRing ring;
+  struct Segment : RotaSegment {
+    int number, next_ticket; // next_ticket: of the segment after
+    int ready;               // what has been waited for: 2 * chunk + phase
+  };
+  // In shared memory: registers are short.
+  Segment &current;
+  RotaUnit &unit;         // of the segment
   RotaSequence &sequence; // of the unit
-  int ready;              // what has been waited for: 2 * chunk + phase
 
   ROTA_DEVICE WorkLoader(const RotaArguments &arguments, const RotaTensorMaps &maps,
                          Barriers barriers, unsigned shared)
       : arguments(arguments), maps(maps), plan(arguments.materialised), barriers(barriers),
-        shared(shared), ring(1), segment(-1), next_ticket(0),
+        shared(shared), ring(1),
+        current(*reinterpret_cast<Segment *>(dynamic_shared() + kCurrentSegment)),
         unit(*reinterpret_cast<RotaUnit *>(dynamic_shared() + kCurrentUnit)),
-        sequence(*reinterpret_cast<RotaSequence *>(dynamic_shared() + kCurrentSequence)),
-        ready(-1) {}
+        sequence(*reinterpret_cast<RotaSequence *>(dynamic_shared() + kCurrentSequence)) {
+    static_assert(sizeof(Segment) <= 32, "its place");
+    if (lane_index() == 0) {
+      current.number = current.ready = -1;
+      current.next_ticket = 0;
+    }
+    __syncwarp();
+  }
 
   // Moves on to the segment of a ticket; tickets ascend.
   ROTA_DEVICE void seek(int ticket) {
-    if (ticket < next_ticket)
+    if (ticket < current.next_ticket)
       return;
+    int segment = current.number;
     for (;;) {
       const int at = segment + 1 + lane_index();
       const bool beyond = at >= plan.segment_count || plan.segments[at].first_ticket > ticket;
@@ -148,11 +200,12 @@ template <class Kernel> struct WorkLoader {
       }
       segment += kWarp;
     }
-    current = plan.segments[segment];
-    next_ticket = segment + 1 < plan.segment_count ? plan.segments[segment + 1].first_ticket
-                                                   : plan.ticket_count;
-    __syncwarp();
     if (lane_index() == 0) {
+      static_cast<RotaSegment &>(current) = plan.segments[segment];
+      current.number = segment;
+      current.next_ticket = segment + 1 < plan.segment_count
+                                ? plan.segments[segment + 1].first_ticket
+                                : plan.ticket_count;
       const RotaUnit next = plan.units[current.unit];
       unit = next;
       sequence = arguments.sequences[next.sequence];
@@ -165,21 +218,30 @@ template <class Kernel> struct WorkLoader {
   ROTA_DEVICE void wait_for_gradients(int chunk) const {
     wait_for_signals(gradients_done(chunk), 2 * plan.chunks[chunk].gradients);
   }
+  ROTA_DEVICE void wait_for_scores(int chunk) const {
+    wait_for_signals(scores_done(chunk), 2 * plan.chunks[chunk].scores);
+  }
   // What a work of this phase reads has been written, what it overwrites has been read: two
   // signals, of each warpgroup, for each work of the phases it depends on.
   ROTA_DEVICE void wait(bool scores) {
     const int c = current.chunk, key = 2 * c + (scores ? 0 : 1);
-    if (key == ready)
+    if (key == current.ready)
       return;
-    ready = key;
+    __syncwarp();
+    if (lane_index() == 0)
+      current.ready = key;
     if (scores) {
       if (c >= ROTA_PLACES)
         wait_for_gradients(c - ROTA_PLACES);
     } else {
-      wait_for_signals(scores_done(c), 2 * plan.chunks[c].scores);
-      // Sums go on where another chunk left them, or in the place of another plane's.
-      if (unit.after >= 0)
+      wait_for_scores(c);
+    }
+    // Sums go on where another chunk left them, or in the place of another plane's.
+    if (unit.after >= 0) {
+      if (!scores)
         wait_for_gradients(unit.after);
+      else if (Kernel::kLongScores)
+        wait_for_scores(unit.after);
     }
     fence_global_for_engines();
   }
@@ -323,25 +385,26 @@ template <class Kernel> struct WorkLoader {
     for (int ticket = draw();;) {
       const bool more = ticket < plan.ticket_count;
       RotaWork work = {0, 0};
-      Task task;
-      task.kind = kTaskEnd;
+      barrier_wait_phase(barriers.task_empty(mail.stage()), mail.parity());
+      // The task stays there: only this warp writes its place again.
+      Task &task = task_place(mail.stage());
       if (more) {
         seek(ticket);
         work = plan.works[current.work_begin + ticket - current.first_ticket];
-        task = kernel.describe(work);
-        wait(task.kind == (int)ROTA_WORK_SCORES);
+        post(task, kernel.describe(work));
+        wait((work.what & 3u) == ROTA_WORK_SCORES);
+      } else if (lane_index() == 0) {
+        task.kind = kTaskEnd;
       }
-      barrier_wait_phase(barriers.task_empty(mail.stage()), mail.parity());
-      if (lane_index() == 0) {
-        *reinterpret_cast<Task *>(dynamic_shared() + kMailbox + mail.stage() * kTaskBytes) = task;
+      __syncwarp();
+      if (lane_index() == 0)
         barrier_arrive(barriers.task_full(mail.stage()));
-      }
       __syncwarp();
       mail.advance();
       if (!more)
         return;
       // Long works are drawn late: whoever has one must not hold the next already.
-      const bool early = task.kind == (int)ROTA_WORK_SCORES;
+      const bool early = !Kernel::kLongScores && task.kind == (int)ROTA_WORK_SCORES;
       if (early)
         ticket = draw();
       if (task.steps > 0)
@@ -349,6 +412,11 @@ template <class Kernel> struct WorkLoader {
       if (!early)
         ticket = draw();
     }
+  }
+  ROTA_DEVICE static void post(Task &to, const Task &task) {
+    if (lane_index() == 0)
+      to = task;
+    __syncwarp();
   }
   ROTA_DEVICE int draw() const {
     int ticket = 0;
@@ -358,15 +426,21 @@ template <class Kernel> struct WorkLoader {
   }
 };
 
-// The next task, for a warp; its place is free again on return.
-ROTA_DEVICE Task next_task(const Barriers &barriers, Turns<2> &mail) {
+// The next task, for a warp, in its place, until done_with_task().
+ROTA_DEVICE const Task &wait_for_task(const Barriers &barriers, const Turns<2> &mail) {
   barrier_wait_phase(barriers.task_full(mail.stage()), mail.parity());
-  const Task task =
-      *reinterpret_cast<const Task *>(dynamic_shared() + kMailbox + mail.stage() * kTaskBytes);
+  return task_place(mail.stage());
+}
+ROTA_DEVICE void done_with_task(const Barriers &barriers, Turns<2> &mail) {
   __syncwarp();
   if (lane_index() == 0)
     barrier_arrive(barriers.task_empty(mail.stage()));
   mail.advance();
+}
+// The next task; its place is free again on return.
+ROTA_DEVICE Task next_task(const Barriers &barriers, Turns<2> &mail) {
+  const Task task = wait_for_task(barriers, mail);
+  done_with_task(barriers, mail);
   return task;
 }
 
@@ -377,14 +451,14 @@ struct StoreWarp {
   const Barriers barriers;
   const unsigned shared;
   const int group;
-  Turns<2> ring;
+  StagingRing ring;
 
   // `count` parts as they are staged: store(part, where it lies), by one lane; then the signal.
   template <class Store> ROTA_DEVICE void take(int count, int *signal, Store store) {
     for (int i = 0; i < count; i++) {
       barrier_wait_phase(barriers.staged(group, ring.stage()), ring.parity());
       if (elect_lane()) {
-        store(i, shared + (unsigned)(kStaging + (2 * group + ring.stage()) * kPartBytes));
+        store(i, shared + (unsigned)(kStaging + (kStagings * group + ring.stage()) * kPartBytes));
         bulk_commit();
         bulk_wait_read<0>();
         barrier_arrive(barriers.unstaged(group, ring.stage()));
@@ -392,6 +466,10 @@ struct StoreWarp {
       __syncwarp();
       ring.advance();
     }
+    finish(signal);
+  }
+  // All that was stored is in memory: the signal.
+  ROTA_DEVICE void finish(int *signal) const {
     if (elect_lane()) {
       bulk_wait<0>();
       fence_global_for_engines();
@@ -399,9 +477,12 @@ struct StoreWarp {
     }
     __syncwarp();
   }
+};
 
-  // The whole warp. Output tells the map and the columns of a kind of output.
-  template <class Output> ROTA_DEVICE void run(const RotaTensorMaps &maps) {
+// Of scores and outputs. Output tells the map and the columns of a kind of output.
+template <class Output> struct OutputStores : StoreWarp {
+  // The whole warp.
+  ROTA_DEVICE void run(const RotaTensorMaps &maps) {
     for (Turns<2> mail(0);;) {
       const Task task = next_task(barriers, mail);
       if (task.kind == kTaskEnd)
@@ -433,8 +514,8 @@ struct WorkConsumer {
   const Barriers barriers;
   const unsigned shared;
   const int group, thread; // warpgroup; thread within it
-  Turns<kStages> ring;
-  Turns<2> staging;
+  StageRing ring;
+  StagingRing staging;
 
   ROTA_DEVICE WorkConsumer(const RotaArguments &arguments, Barriers barriers, unsigned shared,
                            int group)
@@ -443,7 +524,7 @@ struct WorkConsumer {
 
   // Of half r of this lane's rows.
   ROTA_DEVICE int lane_row(int r) const {
-    return 64 * group + thread / kWarp * 16 + 8 * r + lane_index() / 4;
+    return 64 * group + hidden(thread) / kWarp * 16 + 8 * r + lane_index() / 4;
   }
 
   // A row of B: zeros.
@@ -526,7 +607,7 @@ struct WorkConsumer {
   // Packed pairs of 64 keys to staging, in the order of a box.
   ROTA_DEVICE void stage(const unsigned (&x)[16]) {
     barrier_wait_phase(barriers.unstaged(group, staging.stage()), staging.parity());
-    const unsigned to = shared + (unsigned)(kStaging + (2 * group + staging.stage()) * kPartBytes);
+    const unsigned to = shared + (unsigned)(kStaging + (kStagings * group + staging.stage()) * kPartBytes);
     const int row = thread / kWarp * 16 + lane_index() % 16, chunk = lane_index() / 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -634,23 +715,22 @@ ROTA_DEVICE void start_barriers(Barriers barriers) {
 }
 
 // A block of 384 threads, two consumer warpgroups first.
-template <class Loader, class Consumer, class Output>
+template <class Loader, class Consumer, class Stores>
 ROTA_DEVICE void run_works(const RotaArguments &arguments, const RotaTensorMaps &maps) {
   const unsigned shared = shared_address(dynamic_shared());
   const Barriers barriers = {shared + (unsigned)kBarriers};
   start_barriers(barriers);
   wait_for_predecessor();
-  const int group = (int)threadIdx.x / kWarpgroup;
+  const int group = uniform((int)threadIdx.x / kWarpgroup);
   if (group == 2) {
-    registers_lower<56>();
+    registers_lower<kProducerRegisters>();
     const int warp = warp_index() - 2 * kWarpgroup / kWarp;
     if (warp == 0)
       Loader(arguments, maps, barriers, shared).run();
     else if (warp <= 2)
-      StoreWarp{arguments.materialised, barriers, shared, warp - 1, Turns<2>(0)}
-          .template run<Output>(maps);
+      Stores{{arguments.materialised, barriers, shared, warp - 1, StagingRing(0)}}.run(maps);
   } else {
-    registers_raise<224>();
+    registers_raise<kConsumerRegisters>();
     Consumer(arguments, barriers, shared, group).run();
   }
 }
