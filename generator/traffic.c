@@ -223,6 +223,7 @@ static Cut cut_of(const Sizes *s) {
                         .places = ROTA_PLACES,
                         .lanes = 2,
                         .steps = (s->d + s->dv) / GEMM_ROWS + 2 * blocks,
+                        .row_steps = 2,
                         .processors = (int)s->workers};
   return works_cut(&request);
 }
