@@ -276,16 +276,28 @@ struct ChainConsumer : WorkConsumer {
     const RotaSequence &sequence = arguments.sequences[task.sequence];
     const int lane = hidden(lane_index());
     const int first = task.first_row + 64 * group + own_thread() / kWarp * 16 + lane / 4;
+    const Position from = {q + 2 * (lane % 4), first,        head,
+                           sequence.batch,     sequence.n_q, sequence.n_k};
+    if constexpr (kMaskUsesTensors) { // in a loop, which needs few registers
+      unsigned bits = 0;
+#pragma unroll 1
+      for (int i = 0; i < kScores; i++)
+        bits |= is_allowed(from, i) ? 1u << i : 0u;
 #pragma unroll
-    for (int i = 0; i < kScores; i++) {
-      Position at = {q + 2 * (lane % 4) + i / 4 * 8 + i % 2,
-                     first + i % 4 / 2 * 8,
-                     head,
-                     sequence.batch,
-                     sequence.n_q,
-                     sequence.n_k};
-      s[i] = element_allowed(arguments, at) ? s[i] : 0.0f;
+      for (int i = 0; i < kScores; i++)
+        s[i] = bits >> i & 1u ? s[i] : 0.0f;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kScores; i++)
+        s[i] = is_allowed(from, i) ? s[i] : 0.0f;
     }
+  }
+  // Of this lane's score i; `from`: of its first.
+  ROTA_DEVICE bool is_allowed(const Position &from, int i) const {
+    Position at = from;
+    at.q += i / 4 * 8 + i % 2;
+    at.k += i % 4 / 2 * 8;
+    return element_allowed(arguments, at);
   }
   ROTA_DEVICE void keep(const float (&s)[kScores], unsigned (&kept)[kScoreBlocks][4]) const {
 #pragma unroll
