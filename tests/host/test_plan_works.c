@@ -17,13 +17,17 @@
 enum { TILE = 128, PROCESSORS = 132 };
 #define MB ((int64_t)1 << 20)
 
-static void make_case(PlanCase *at, bool forward, const char *mask, int heads, int kv_heads) {
-  plan_case_create(at, forward ? "forward" : "materialised", mask, NULL, heads, kv_heads);
-  at->spec.head_dim = 320;
-  at->spec.head_dim_v = 512;
+/* Which kernels take the works: FORWARD; PRODUCTS, backward; CHAINS, backward where dK and dV are
+ * made with the scores. */
+typedef enum Kind { PRODUCTS, FORWARD, CHAINS, KINDS } Kind;
+
+static void make_case(PlanCase *at, Kind kind, const char *mask, int heads, int kv_heads) {
+  plan_case_create(at, kind == FORWARD ? "forward" : "materialised", mask, NULL, heads, kv_heads);
+  at->spec.head_dim = kind == CHAINS ? 192 : 320;
+  at->spec.head_dim_v = kind == CHAINS ? 128 : 512;
   at->tiling.tile_q = at->tiling.tile_kv = TILE;
   at->tiling.fields[0] = (TilingField){.name = "processors", .value = PROCESSORS};
-  at->tiling.fields[1] = (TilingField){.name = "score_planes", .value = forward ? 1 : 2};
+  at->tiling.fields[1] = (TilingField){.name = "score_planes", .value = kind == PRODUCTS ? 2 : 1};
   at->tiling.field_count = 2;
   at->tiling.launches[0].grid = GRID_WORKS;
   at->schedule = rule_schedule(UPWARDS, UPWARDS);
@@ -37,19 +41,23 @@ typedef struct View {
   const RotaChunk *chunks;
   const RotaWork *works;
   const RotaSequence *sequences;
+  bool chains;
   int blocks_k, blocks_v, group;
 } View;
 
 static View view_of(const Plan *plan) {
   const unsigned char *image = plan->works.image;
+  bool chains =
+      plan->direction == ROTA_BACKWARD && tiling_get(&plan->tiling, "score_planes", 0) == 1;
   return (View){.plan = plan,
                 .units = (const void *)(image + plan->works.units.offset),
                 .segments = (const void *)(image + plan->works.segments.offset),
                 .chunks = (const void *)(image + plan->works.chunks.offset),
                 .works = (const void *)(image + plan->works.works.offset),
                 .sequences = plan_section(plan, plan->sequences),
-                .blocks_k = 2,
-                .blocks_v = 2,
+                .chains = chains,
+                .blocks_k = chains ? 1 : 2,
+                .blocks_v = chains ? 1 : 2,
                 .group = plan->heads / plan->kv_heads};
 }
 
@@ -102,12 +110,20 @@ static void take_sum(const RotaUnit *unit, const RotaWork *work, bool keys, Plan
   *done += last;
 }
 
+/* A chain makes both sums of its kv tile. */
+static void take_chain(const RotaUnit *unit, const RotaWork *work, Plane *plane) {
+  assert_in_range(work->tile, unit->kv_begin, unit->kv_begin + unit->kv_tiles - 1);
+  assert_int_equal(work->what, ROTA_WORK_SCORES);
+  take_sum(unit, work, true, plane, 1);
+}
+
 static void take_gradient(const View *view, const RotaUnit *unit, const RotaWork *work,
                           Plane *plane) {
   unsigned kind = work->what & 3;
   int blocks = kind == ROTA_WORK_DV ? view->blocks_v : view->blocks_k;
   assert_true(kind != ROTA_WORK_SCORES && (int)(work->what >> 2) < blocks);
   bool keys = kind == ROTA_WORK_DV || kind == ROTA_WORK_DK;
+  assert_false(keys && view->chains);
   if (keys)
     assert_in_range(work->tile, unit->kv_begin, unit->kv_begin + unit->kv_tiles - 1);
   else
@@ -156,11 +172,12 @@ static void check_plane(const View *view, int32_t index, const Plane *plane) {
     for (int32_t pair = 0; pair < plane->pairs; pair++) {
       bool any = kind_at(view, &unit, row, 2 * pair) != TILE_EMPTY ||
                  kind_at(view, &unit, row, 2 * pair + 1) != TILE_EMPTY;
-      assert_int_equal(plane->scores[row * plane->pairs + pair], any);
+      assert_int_equal(plane->scores[row * plane->pairs + pair], any && !view->chains);
     }
   }
+  int works = !backward ? 0 : view->chains ? 1 : view->blocks_k + view->blocks_v;
   for (int32_t kv = 0; kv < view->sequences[unit.sequence].kv_tiles; kv++)
-    assert_int_equal(plane->done_k[kv], backward ? view->blocks_k + view->blocks_v : 0);
+    assert_int_equal(plane->done_k[kv], works);
 }
 
 /* Do both units keep sums in memory, and in one place? */
@@ -204,7 +221,9 @@ static void check_works(const Plan *plan) {
     for (; ticket < segment_end(&view, s); ticket++) {
       const RotaWork *work = &view.works[segment->work_begin + ticket - segment->first_ticket];
       bool scores = (work->what & 3) == ROTA_WORK_SCORES;
-      if (scores)
+      if (scores && view.chains)
+        take_chain(unit, work, plane);
+      else if (scores)
         take_score(&view, unit, work, plane);
       else
         take_gradient(&view, unit, work, plane);
@@ -234,14 +253,14 @@ static void test_every_product_once(void **state) {
   for (int round = 0; round < 96; round++) {
     int kv_heads = 1 + case_random(&random, 2), group = 1 + case_random(&random, 3);
     PlanCase at;
-    make_case(&at, round % 2, masks[round % MASKS], kv_heads * group, kv_heads);
+    make_case(&at, round % KINDS, masks[round / KINDS % MASKS], kv_heads * group, kv_heads);
     int32_t used[2] = {case_random(&random, 700), case_random(&random, 700)};
     at.request.lengths = (rota_lengths){.batch = 2,
                                         .n_q = 700 + case_random(&random, 2000),
                                         .n_k = 700 + case_random(&random, 2000)};
     if (round % 3 == 0)
       at.request.lengths.seqused_q = at.request.lengths.seqused_k = used;
-    at.request.workspace_limit = (size_t)((4 + case_random(&random, 60)) * MB);
+    at.request.workspace_limit = (size_t)((12 + case_random(&random, 60)) * MB);
     Plan *plan = plan_case_good(&at);
     check_works(plan);
     assert_true(plan->workspace.bytes <= (int64_t)at.request.workspace_limit + 4096);
@@ -253,11 +272,11 @@ static void test_every_product_once(void **state) {
 static void test_nothing_to_do(void **state) {
   (void)state;
   static const int lengths[][3] = {{0, 5, 5}, {2, 0, 300}, {2, 300, 0}, {1, 0, 0}};
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < 4 * KINDS; i++) {
     PlanCase at;
-    make_case(&at, i % 2, NULL, 2, 1);
+    make_case(&at, i % KINDS, NULL, 2, 1);
     at.request.lengths = (rota_lengths){
-        .batch = lengths[i / 2][0], .n_q = lengths[i / 2][1], .n_k = lengths[i / 2][2]};
+        .batch = lengths[i / KINDS][0], .n_q = lengths[i / KINDS][1], .n_k = lengths[i / KINDS][2]};
     Plan *plan = plan_case_good(&at);
     check_works(plan);
     plan_destroy(plan);
@@ -269,7 +288,7 @@ static void test_nothing_to_do(void **state) {
 static void test_chunks(void **state) {
   (void)state;
   PlanCase at;
-  make_case(&at, false, "k <= q", 4, 4);
+  make_case(&at, PRODUCTS, "k <= q", 4, 4);
   at.request.lengths = (rota_lengths){.batch = 64, .n_q = 512, .n_k = 512};
   Plan *plan = plan_case_good(&at);
   assert_in_range(plan->works.chunks.count, 2, 32);
@@ -294,7 +313,7 @@ static void test_loaded(void **state) {
   assert_true(file >= 0);
   close(file);
   PlanCase at;
-  make_case(&at, false, "k <= q", 4, 2);
+  make_case(&at, PRODUCTS, "k <= q", 4, 2);
   at.request.lengths = (rota_lengths){.batch = 2, .n_q = 1000, .n_k = 700};
   at.request.workspace_limit = (size_t)(8 * MB);
   Plan *plan = plan_case_good(&at), *loaded;
@@ -316,7 +335,7 @@ static void test_loaded(void **state) {
 static void test_other_schedules(void **state) {
   (void)state;
   PlanCase at;
-  make_case(&at, false, "k <= q", 2, 2);
+  make_case(&at, PRODUCTS, "k <= q", 2, 2);
   at.schedule = rule_schedule(UPWARDS, DOWNWARDS);
   at.request.lengths = (rota_lengths){.batch = 1, .n_q = 2000, .n_k = 2000};
   Plan *plan = plan_case_good(&at);
@@ -329,7 +348,7 @@ static void test_other_schedules(void **state) {
 static void test_out_of_memory(void **state) {
   (void)state;
   PlanCase at;
-  make_case(&at, false, "k <= q", 4, 2);
+  make_case(&at, PRODUCTS, "k <= q", 4, 2);
   at.request.lengths = (rota_lengths){.batch = 2, .n_q = 1000, .n_k = 700};
   rota_status status = ROTA_OUT_OF_MEMORY;
   for (long n = 1; status != ROTA_OK; n++) {
