@@ -8,6 +8,8 @@
 /* Bytes of workspace where a request names no limit. */
 #define WORKSPACE_LIMIT ((int64_t)512 << 20)
 
+enum { WORKS_CHAIN_STEPS = 6 }; /* of a tile where dK and dV are made with its scores */
+
 typedef struct Cut Cut;
 typedef struct CutRequest {
   int64_t rows;         /* group rows */

@@ -14,7 +14,6 @@ enum {
   WORKS_STAT_BYTES = 1024,   /* of a query tile and a pair of kv tiles */
   WORKS_COLUMNS_MAX = 256,   /* of a block of columns */
   WORKS_LANES_MAX = 2,       /* planes that take turns */
-  WORKS_CHAIN_STEPS = 6,     /* see plan_cut.h: of a tile in a chain */
 };
 
 typedef struct Array {

@@ -48,6 +48,7 @@ typedef struct Sizes {
   double group, heads, l2;
   double warps_kv, warps_d, dq_warps_q, warps_q;
   bool wgmma; /* warpgroups multiply from shared memory */
+  bool fused; /* materialised: dK and dV made with the scores, dS alone through memory */
 } Sizes;
 
 static Sizes sizes_of(const Spec *spec, const Target *target, const Tiling *tiling,
@@ -69,7 +70,8 @@ static Sizes sizes_of(const Spec *spec, const Target *target, const Tiling *tili
                  .warps_d = tiling_get(tiling, "warps_d", 1),
                  .dq_warps_q = tiling_get(tiling, "dq_warps_q", 1),
                  .warps_q = tiling_get(tiling, "warps_q", 1),
-                 .wgmma = tiling->wgmma_count > 0};
+                 .wgmma = tiling->wgmma_count > 0,
+                 .fused = tiling_get(tiling, "score_planes", 2) == 1};
 }
 
 /* ---- Shared memory, bytes of a visit ---- */
@@ -214,44 +216,62 @@ static Cut cut_of(const Sizes *s) {
   double tiles_q = ceil(s->shape->longest_q / GEMM_ROWS);
   double pairs = ceil(s->shape->longest_k / GEMM_COLUMNS);
   double blocks = ceil(s->dv / GEMM_COLUMNS) + 2 * ceil(s->d / GEMM_COLUMNS);
+  double planes = s->fused ? 1 : 2, steps = (s->d + s->dv) / GEMM_ROWS + 2 * blocks;
   CutRequest request = {.rows = (int64_t)(s->group * tiles_q),
                         .kv_tiles = 2 * (int64_t)pairs,
-                        .block_bytes = (int64_t)(2 * s->e * GEMM_ROWS * GEMM_GROUP),
+                        .block_bytes = (int64_t)(planes * s->e * GEMM_ROWS * GEMM_GROUP),
                         .sum_q = (int64_t)(SUM_BYTES * GEMM_ROWS * s->d),
                         .sum_k = (int64_t)(SUM_BYTES * GEMM_ROWS * (s->d + s->dv)),
                         .limit = WORKSPACE_LIMIT,
                         .places = ROTA_PLACES,
                         .lanes = 2,
-                        .steps = (s->d + s->dv) / GEMM_ROWS + 2 * blocks,
-                        .row_steps = 2,
+                        .steps = s->fused ? WORKS_CHAIN_STEPS + 2 * ceil(s->d / GEMM_COLUMNS) : steps,
+                        .row_steps = s->fused ? WORKS_CHAIN_STEPS : 2,
                         .processors = (int)s->workers};
   return works_cut(&request);
 }
 
-/* Matrix products whose scores pass through memory: P is read once and dS twice, again for each
- * block of columns, which run side by side: from L2. */
+/* P and dS written; P read once and dS twice, again for each block of columns, which run side by
+ * side: from L2. */
+static void model_products(const Sizes *s, double pairs, Traffic *t) {
+  double width = s->e * (1.0 / GEMM_ROWS + 1.0 / GEMM_COLUMNS);
+  /* Filled once for each block; read once along columns, and by each warpgroup along rows. */
+  t->shared_bytes =
+      pairs * (3 * s->d + 2 * s->dv) * (width + s->e * (1.0 / GEMM_COLUMNS + 1.0 / GEMM_GROUP));
+  double read = s->e * pairs * (ceil(s->dv / GEMM_COLUMNS) + 2 * ceil(s->d / GEMM_COLUMNS));
+  double scores = pairs * (s->d + s->dv) * width;
+  double gradients = pairs * (2 * s->d + s->dv) * s->e / GEMM_ROWS;
+  t->l2_bytes = 2 * s->e * pairs + read + scores + gradients;
+}
+
+/* dS written and read. Q and dO come once for each kv tile, K for each query tile. */
+static void model_fused(const Sizes *s, double pairs, Traffic *t) {
+  /* Per warpgroup, 64 x 64 at a time: K and Q, V and dO for scores, dO and Q for dV and dK, K for
+   * dQ; what fills the stages; dS stored twice, read twice. */
+  double products = 3 * (s->d + s->dv) + s->d, fill = 2 * s->d + s->dv;
+  t->shared_bytes = pairs * s->e * (products / GEMM_GROUP + fill / GEMM_ROWS + 4);
+  t->l2_bytes = pairs * s->e * (2 + fill / GEMM_ROWS) + s->shape->rows_k * s->token;
+}
+
 static void model_materialised(const Sizes *s, Traffic *t) {
   const TrafficShape *shape = s->shape;
   double pairs = shape->visits * s->q * s->k;
   Cut cut = cut_of(s);
   double heads = shape->longest_k > 0 ? shape->rows_k / shape->longest_k : 0;
-  double width = s->e * (1.0 / GEMM_ROWS + 1.0 / GEMM_COLUMNS);
   t->products = 5;
   t->chunks = cut.units;
   t->flops = 2 * pairs * (3 * s->d + 2 * s->dv);
-  /* Filled once for each block; read once along columns, and by each warpgroup along rows. */
-  t->shared_bytes =
-      pairs * (3 * s->d + 2 * s->dv) * (width + s->e * (1.0 / GEMM_COLUMNS + 1.0 / GEMM_GROUP));
-  double written = 2 * s->e * pairs;
-  double read = s->e * pairs * (ceil(s->dv / GEMM_COLUMNS) + 2 * ceil(s->d / GEMM_COLUMNS));
-  double scores = pairs * (s->d + s->dv) * width;
-  double gradients = pairs * (2 * s->d + s->dv) * s->e / GEMM_ROWS;
+  if (s->fused)
+    model_fused(s, pairs, t);
+  else
+    model_products(s, pairs, t);
   double sums = 2 * (double)cut.moved * heads;
-  t->l2_bytes = written + read + scores + gradients + sums + l2_delta(s);
-  /* All heads' P and dS, or as much as the workspace holds at a time: larger than the L2, they go
+  t->l2_bytes += sums + l2_delta(s);
+  /* All heads' matrices, or as much as the workspace holds at a time: larger than the L2, they go
    * to DRAM. */
+  double written = (s->fused ? 1 : 2) * s->e * pairs, read = (s->fused ? 1 : 3) * s->e * pairs;
   double held = fmin(written, (double)WORKSPACE_LIMIT);
-  t->dram_bytes = dram_once(s) + (held > s->l2 ? written + 3 * s->e * pairs + sums : 0);
+  t->dram_bytes = dram_once(s) + (held > s->l2 ? written + read + sums : 0);
 }
 
 static void find_limit(const Rates *rates, bool fp32, Traffic *t) {

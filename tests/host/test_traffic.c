@@ -87,6 +87,23 @@ static void test_materialised(void **state) {
   assert_true(model(TRAFFIC_MATERIALISED, 256, 65536).chunks > 50);
 }
 
+/* dS alone: 4 bytes a pair; Q and dO for each kv tile, K for each query tile. */
+static void test_chains(void **state) {
+  (void)state;
+  double n = 1024, d = 192, dv = 128, pairs = n * n;
+  Spec spec = spec_of(192);
+  spec.head_dim_v = 128;
+  Tiling tiling = tiling_of(128, 128);
+  tiling.fields[0] = (TilingField){.name = "score_planes", .value = 1};
+  tiling.field_count = 1;
+  TrafficShape shape = full_shape(&tiling, n);
+  Traffic t;
+  traffic_model(TRAFFIC_MATERIALISED, &spec, &target, &even, &tiling, &shape, &t);
+  assert_close(t.flops, 2 * pairs * (3 * d + 2 * dv));
+  assert_close(t.l2_bytes, 4 * pairs + pairs * 2 * (2 * d + dv) / 128 + n * 2 * (d + dv) +
+                               n * (4 * dv + 16));
+}
+
 /* DRAM: once while it fits, again in waves when it does not. */
 static void test_dram_grows_beyond_the_l2(void **state) {
   (void)state;
@@ -224,6 +241,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_by_hand),
       cmocka_unit_test(test_materialised),
+      cmocka_unit_test(test_chains),
       cmocka_unit_test(test_dram_grows_beyond_the_l2),
       cmocka_unit_test(test_heads_at_once),
       cmocka_unit_test(test_wgmma_reads_shared_memory),
