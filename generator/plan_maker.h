@@ -34,6 +34,7 @@ typedef struct Maker {
   const RotaRow *rows;
   const RotaRun *runs;
   const RotaChain *chains;
+  const RotaVisit *visits;
   bool backward;
   int blocks_k, blocks_v; /* blocks of columns */
   int64_t wide;           /* bytes of a tile of sums */

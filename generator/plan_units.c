@@ -130,16 +130,37 @@ static int32_t chain_visits(const Maker *maker, const RotaUnit *unit, int32_t kv
   return chain->visit_end - chain->visit_begin;
 }
 
+/* Those within a unit. */
+static int32_t unit_visits(const Maker *maker, const RotaUnit *unit, int32_t kv_tile) {
+  const RotaChain *chain = &maker->chains[unit->chain_table + kv_tile];
+  int32_t q_tiles = maker->sequences[unit->sequence].q_tiles, count = 0;
+  for (int32_t i = chain->visit_begin; i < chain->visit_end; i++) {
+    const RotaVisit *visit = &maker->visits[i];
+    int32_t row = (int32_t)(visit->rank >> ROTA_VISIT_HEAD_SHIFT) * q_tiles +
+                  (int32_t)(visit->tile & ROTA_VISIT_TILE);
+    count += row >= unit->row_begin && row < unit->row_begin + unit->rows;
+  }
+  return count;
+}
+
+/* A chain goes through the units where it has visits; one that has none, for its zeros, through the
+ * last. */
+static rota_status add_chain(Maker *maker, const RotaUnit *unit, int32_t kv, Array *list) {
+  int32_t visits = unit_visits(maker, unit, kv);
+  bool empty = chain_visits(maker, unit, kv) == 0 && (unit->flags & ROTA_UNIT_LAST_K);
+  return visits > 0 || empty ? add_weighed(list, kv, ROTA_WORK_SCORES, 1, visits) : ROTA_OK;
+}
+
 /* Works of kv tiles: chains, or sums of dV and dK. */
 static rota_status weigh_keys(Maker *maker, const RotaUnit *unit, Array *list) {
   int32_t kv_end = unit->kv_begin + unit->kv_tiles;
   int32_t kv_tiles = maker->sequences[unit->sequence].kv_tiles;
   for (int32_t kv = unit->kv_begin; kv < kv_end && kv < kv_tiles; kv++) {
-    int32_t weight = chain_visits(maker, unit, kv);
     if (maker_chains(maker)) {
-      ROTA_TRY(add_weighed(list, kv, ROTA_WORK_SCORES, 1, weight));
+      ROTA_TRY(add_chain(maker, unit, kv, list));
       continue;
     }
+    int32_t weight = chain_visits(maker, unit, kv);
     ROTA_TRY(add_weighed(list, kv, ROTA_WORK_DV, maker->blocks_v, weight));
     ROTA_TRY(add_weighed(list, kv, ROTA_WORK_DK, maker->blocks_k, weight));
   }
@@ -279,6 +300,62 @@ static void flag_units(const Maker *maker, int64_t first) {
   }
 }
 
+/* The kv tiles up to the last that rows [begin, end) attend to, in pairs. */
+static int64_t keys_end(const Maker *maker, const RotaUnit *head, int64_t begin, int64_t end) {
+  int32_t last = 0;
+  for (int64_t row = begin; row < end; row++) {
+    const RotaRow *at = row_of(maker, head, (int32_t)row);
+    if (at->run_begin == at->run_end)
+      continue;
+    int32_t run_end = (int32_t)(maker->runs[at->run_end - 1].end_kind & ~ROTA_RUN_PARTIAL);
+    last = run_end > last ? run_end : last;
+  }
+  return round_to(last, 2);
+}
+
+/* Units of whole rows with at most `area` tiles each, up to the last key that theirs attend to; the
+ * last has all keys. How many there are; with `drafts`, they are added. */
+static rota_status add_row_units(Maker *maker, const RotaUnit *head, int64_t area, bool drafts,
+                                 int64_t *count) {
+  const RotaSequence *sequence = &maker->sequences[head->sequence];
+  int64_t rows = (int64_t)sequence->q_tiles * maker->group, kv_tiles = round_to(sequence->kv_tiles, 2);
+  *count = 0;
+  for (int64_t begin = 0, end; begin < rows; begin = end) {
+    int64_t keys = 0;
+    for (end = begin; end < rows; end++) {
+      int64_t more = end + 1 == rows ? kv_tiles : keys_end(maker, head, end, end + 1);
+      more = more > keys ? more : keys;
+      if (end > begin && (end + 1 - begin) * more > area)
+        break;
+      keys = more;
+    }
+    ++*count;
+    if (!drafts)
+      continue;
+    UnitDraft draft = {.unit = *head, .alone = true};
+    draft.unit.row_begin = (int32_t)begin;
+    draft.unit.rows = (int32_t)(end - begin);
+    draft.unit.kv_tiles = (int32_t)keys;
+    ROTA_TRY(array_append(&maker->drafts, &draft, sizeof draft));
+  }
+  return ROTA_OK;
+}
+
+/* As many as the cut's units need at least, equally large. */
+static rota_status add_even_units(Maker *maker, const RotaUnit *head, const Cut *cut) {
+  int64_t most = cut->rows * cut->kv_tiles, least = 1, wanted, count;
+  ROTA_TRY(add_row_units(maker, head, most, false, &wanted));
+  while (least < most) {
+    int64_t middle = (least + most) / 2;
+    ROTA_TRY(add_row_units(maker, head, middle, false, &count));
+    if (count > wanted)
+      least = middle + 1;
+    else
+      most = middle;
+  }
+  return add_row_units(maker, head, most, true, &count);
+}
+
 /* One kv head's units, in the order in which their sums go on. */
 static rota_status add_units(Maker *maker, const RotaUnit *head, const Cut *cut) {
   const RotaSequence *sequence = &maker->sequences[head->sequence];
@@ -286,6 +363,11 @@ static rota_status add_units(Maker *maker, const RotaUnit *head, const Cut *cut)
   int64_t kv_tiles = round_to(sequence->kv_tiles, 2), first = maker->drafts.count;
   int64_t parts = rows > 0 ? (rows + cut->rows - 1) / cut->rows : 1;
   int64_t panels = kv_tiles > 0 ? (kv_tiles + cut->kv_tiles - 1) / cut->kv_tiles : 1;
+  if (maker_chains(maker) && parts > 1 && panels == 1) {
+    ROTA_TRY(add_even_units(maker, head, cut));
+    flag_units(maker, first);
+    return ROTA_OK;
+  }
   bool alone = maker->backward ? parts * panels > 1 : panels > 1;
   for (int64_t i = 0; i < parts * panels; i++) {
     int64_t part = cut->rows_outer ? i / panels : i % parts;

@@ -280,6 +280,7 @@ rota_status works_build(const Spec *spec, Plan *plan) {
                  .rows = plan_section(plan, plan->rows),
                  .runs = plan_section(plan, plan->runs),
                  .chains = plan_section(plan, plan->chains),
+                 .visits = plan_section(plan, plan->visits),
                  .backward = plan->direction == ROTA_BACKWARD,
                  .blocks_k = works_column_blocks(spec->head_dim),
                  .blocks_v = works_column_blocks(spec->head_dim_v),

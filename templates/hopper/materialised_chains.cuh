@@ -144,12 +144,23 @@ struct ChainLoader : WorkLoader<ChainLoader> {
     });
   }
 
+  // Whether the unit has its first visit, and its last. Chains that are cut ascend.
+  ROTA_DEVICE int chain_flags(const RotaChain &chain) const {
+    const bool none = chain.visit_begin == chain.visit_end;
+    const int first = none ? 0 : group_row(arguments.visits[chain.visit_begin]);
+    const int last = none ? 0 : group_row(arguments.visits[chain.visit_end - 1]);
+    return (none || first >= unit.row_begin ? ROTA_UNIT_FIRST_K : 0) |
+           (none || last < unit.row_begin + unit.rows ? ROTA_UNIT_LAST_K : 0);
+  }
+
   ROTA_DEVICE Task describe(const RotaWork &work) const {
     const bool keys = (work.what & 3u) == ROTA_WORK_SCORES;
     // First: registers are short.
     const int steps = keys ? last_visit(arguments.chains[unit.chain_table + work.tile]) >= 0
                            : count_tiles(arguments.rows[row_entry(work.tile)]);
     Task task = describe_rows(work, keys);
+    if (keys)
+      task.flags = chain_flags(arguments.chains[unit.chain_table + work.tile]);
     task.flags |= boxes_flag(task, keys, kHeadDim, kColumnsK);
     task.steps = steps;
     if (keys) { // two tiles of sums: dV, dK

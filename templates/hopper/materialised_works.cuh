@@ -362,7 +362,7 @@ template <class Kernel> struct WorkLoader {
   // A finished output whose rows are all within the slot, in blocks of columns that are whole boxes
   // or have none beside them.
   ROTA_DEVICE int boxes_flag(const Task &task, bool keys, int dim, int columns) const {
-    const bool last = unit.flags & (keys ? ROTA_UNIT_LAST_K : ROTA_UNIT_LAST_Q);
+    const bool last = task.flags & (keys ? ROTA_UNIT_LAST_K : ROTA_UNIT_LAST_Q);
     const int rows = keys ? sequence.rows_k : sequence.rows_q;
     const bool whole = columns % 64 == 0 || columns >= dim;
     return last && whole && task.first_row + kTileQ <= rows ? kTaskBoxes : 0;

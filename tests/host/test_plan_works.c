@@ -110,11 +110,23 @@ static void take_sum(const RotaUnit *unit, const RotaWork *work, bool keys, Plan
   *done += last;
 }
 
-/* A chain makes both sums of its kv tile. */
-static void take_chain(const RotaUnit *unit, const RotaWork *work, Plane *plane) {
-  assert_in_range(work->tile, unit->kv_begin, unit->kv_begin + unit->kv_tiles - 1);
+/* A chain goes through its tiles of the unit, of which there is one, unless it has none at all. */
+static void take_chain(const View *view, const RotaUnit *unit, const RotaWork *work, Plane *plane) {
+  int32_t kv = work->tile, tiles = 0, later = 0, all = 0;
+  assert_in_range(kv, unit->kv_begin, unit->kv_begin + unit->kv_tiles - 1);
   assert_int_equal(work->what, ROTA_WORK_SCORES);
-  take_sum(unit, work, true, plane, 1);
+  for (int32_t row = 0; row < plane->rows; row++) {
+    if (kind_at(view, unit, row, kv) == TILE_EMPTY)
+      continue;
+    all++;
+    later += row >= unit->row_begin + unit->rows;
+    if (row < unit->row_begin || row >= unit->row_begin + unit->rows)
+      continue;
+    tiles++;
+    plane->scores[row * plane->pairs + kv / 2]++;
+  }
+  assert_true(tiles > 0 || all == 0);
+  plane->done_k[kv] += later == 0;
 }
 
 static void take_gradient(const View *view, const RotaUnit *unit, const RotaWork *work,
@@ -170,9 +182,9 @@ static void check_plane(const View *view, int32_t index, const Plane *plane) {
   for (int32_t row = 0; row < plane->rows; row++) {
     assert_int_equal(plane->done_q[row], backward ? view->blocks_k : view->blocks_v);
     for (int32_t pair = 0; pair < plane->pairs; pair++) {
-      bool any = kind_at(view, &unit, row, 2 * pair) != TILE_EMPTY ||
-                 kind_at(view, &unit, row, 2 * pair + 1) != TILE_EMPTY;
-      assert_int_equal(plane->scores[row * plane->pairs + pair], any && !view->chains);
+      int tiles = (kind_at(view, &unit, row, 2 * pair) != TILE_EMPTY) +
+                  (kind_at(view, &unit, row, 2 * pair + 1) != TILE_EMPTY);
+      assert_int_equal(plane->scores[row * plane->pairs + pair], view->chains ? tiles : tiles > 0);
     }
   }
   int works = !backward ? 0 : view->chains ? 1 : view->blocks_k + view->blocks_v;
@@ -222,7 +234,7 @@ static void check_works(const Plan *plan) {
       const RotaWork *work = &view.works[segment->work_begin + ticket - segment->first_ticket];
       bool scores = (work->what & 3) == ROTA_WORK_SCORES;
       if (scores && view.chains)
-        take_chain(unit, work, plane);
+        take_chain(&view, unit, work, plane);
       else if (scores)
         take_score(&view, unit, work, plane);
       else
