@@ -1,10 +1,10 @@
 /* Level 1. See plan_cut.h.
  *
  * A unit of R rows and C kv tiles keeps the processors busy for R C steps / processors, but not
- * less than its longest sum: 2 R steps of a dV or dK (row_steps R), 2 C of a dQ. It moves, besides P and dS, the
- * sums of its R rows where a row has several units, and those of its C kv tiles where these have
- * several. Where two planes take turns, a unit need not wait for the longest sum of the one just
- * before it. Of the loop order: the outer side's sums live only while its units pass by. */
+ * less than its longest sum: row_steps R of a dV or dK, 2 C of a dQ. It moves, besides P and dS,
+ * the sums of its R rows where a row has several units, and those of its C kv tiles where these
+ * have several. Where two planes take turns, a unit need not wait for the longest sum of the one
+ * just before it. Of the loop order: the outer side's sums live only while its units pass by. */
 #include "generator/plan_cut.h"
 
 #define STEP_BYTES   24576.0 /* of sums that a processor moves in a step's time */

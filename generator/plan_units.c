@@ -318,7 +318,8 @@ static int64_t keys_end(const Maker *maker, const RotaUnit *head, int64_t begin,
 static rota_status add_row_units(Maker *maker, const RotaUnit *head, int64_t area, bool drafts,
                                  int64_t *count) {
   const RotaSequence *sequence = &maker->sequences[head->sequence];
-  int64_t rows = (int64_t)sequence->q_tiles * maker->group, kv_tiles = round_to(sequence->kv_tiles, 2);
+  int64_t rows = (int64_t)sequence->q_tiles * maker->group,
+          kv_tiles = round_to(sequence->kv_tiles, 2);
   *count = 0;
   for (int64_t begin = 0, end; begin < rows; begin = end) {
     int64_t keys = 0;

@@ -225,7 +225,8 @@ static Cut cut_of(const Sizes *s) {
                         .limit = WORKSPACE_LIMIT,
                         .places = ROTA_PLACES,
                         .lanes = 2,
-                        .steps = s->fused ? WORKS_CHAIN_STEPS + 2 * ceil(s->d / GEMM_COLUMNS) : steps,
+                        .steps =
+                            s->fused ? WORKS_CHAIN_STEPS + 2 * ceil(s->d / GEMM_COLUMNS) : steps,
                         .row_steps = s->fused ? WORKS_CHAIN_STEPS : 2,
                         .processors = (int)s->workers};
   return works_cut(&request);

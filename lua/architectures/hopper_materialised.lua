@@ -1,7 +1,6 @@
 -- Tilings of the Hopper kernels that pass matrices through memory: the backward pass of
--- templates/hopper/materialised.cuh, and of materialised_chains.cuh where dK and dV of a kv tile fit
--- the registers. Tiles and stages are the templates' own; only the widths of products follow the
--- head dims.
+-- templates/hopper/materialised.cuh, and of materialised_chains.cuh where dK and dV of a kv tile
+-- fit the registers. Tiles are the templates' own; the widths of products follow the head dims.
 local works = import "lua/architectures/hopper_works.lua"
 
 local TENSORS = { "q", "k", "v", "d_o", "d_q", "d_k", "d_v" }

@@ -8,9 +8,9 @@ local works = {
   PART = 8 * 1024, -- bytes of a box: 64 rows of 64 elements
 }
 
--- Bytes: stages, staging of parts for each warpgroup, barriers, words of the stages (and, where P or
--- dS alone goes through memory, of their rows), words of staged parts, two tasks, the loader's unit,
--- sequence and segment.
+-- Bytes: stages, staging of parts for each warpgroup, barriers, words of the stages (and, where P
+-- or dS alone goes through memory, of their rows), words of staged parts, two tasks, the loader's
+-- unit, sequence and segment.
 local function shared_bytes(kernel)
   return kernel.stages * kernel.stage_bytes + 2 * kernel.stagings * works.PART
     + 8 * (2 * kernel.stages + 12) + (kernel.score_planes == 1 and 16 + 512 or 16) * kernel.stages

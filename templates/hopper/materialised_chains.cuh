@@ -1,6 +1,7 @@
 // The backward pass through memory where dK and dV of a kv tile fit the registers, as at head dims
-// 192 and 128: they are made where the scores are, and dS alone, of a chunk of the plane, is written
-// to the workspace in 16 bits, as an operand of dQ = dS K. Entries: prepare, backward, sink_gradient.
+// 192 and 128: they are made where the scores are, and dS alone, of a chunk of the plane, is
+// written to the workspace in 16 bits, as an operand of dQ = dS K. Entries: prepare, backward,
+// sink_gradient.
 //
 //   work      rows x columns           products
 //   chain     128 keys, all queries    visits of 64 queries: S^T = K Q^T, dP^T = V dO^T,
@@ -9,8 +10,9 @@
 //
 // A warpgroup has 64 of the keys: their K and V lie in one stage, held while the chain goes on; the
 // other stages bring the queries. The transposed products leave P^T and dS^T in registers as first
-// operands. With 160 accumulators of dK and dV a thread there is room for one of S and dP at a time:
-// P waits as fp16 for dP to come. One warpgroup's exponentials run beside the other's products.
+// operands. With 160 accumulators of dK and dV a thread there is room for one of S and dP at a
+// time: P waits as fp16 for dP to come. One warpgroup's exponentials run beside the other's
+// products.
 //
 // A chain takes 10 bytes of every (query, key) less through memory than templates/hopper/
 // materialised.cuh: P, and dS as the operand of dK. Sums as there: by one block from first to last,
@@ -92,7 +94,8 @@ struct ChainLoader : WorkLoader<ChainLoader> {
     const int head = unit.kv_head * kGroup + (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT);
     barrier_wait_phase(barriers.empty(ring.stage()), ring.parity());
     if (elect_lane()) {
-      const unsigned words = stage_words(shared, ring.stage()), barrier = barriers.full(ring.stage());
+      const unsigned words = stage_words(shared, ring.stage()),
+                     barrier = barriers.full(ring.stage());
       const int left = smaller(sequence.n_q - q, kQueries);
       const bool partial = (visit.tile & ROTA_VISIT_PARTIAL) != 0 || left < kQueries ||
                            (kv_tile + 1) * kTileKv > sequence.n_k;
@@ -281,8 +284,7 @@ struct ChainConsumer : WorkConsumer {
         s[4 * i + j] = exp2_fast(__fmaf_rn(s[4 * i + j], factor, x[j % 2]));
     }
   }
-  ROTA_DEVICE void mask_probabilities(float (&s)[kScores], const Task &task,
-                                      unsigned words) const {
+  ROTA_DEVICE void mask_probabilities(float (&s)[kScores], const Task &task, unsigned words) const {
     const int q = (int)load_shared_word(words + 4), head = (int)load_shared_word(words + 8);
     const RotaSequence &sequence = arguments.sequences[task.sequence];
     const int lane = hidden(lane_index());

@@ -1,7 +1,7 @@
 // What stands before kernels that take works: tickets and signals set to zero and, for the backward
 // pass, delta = rowsum(dO * O) - dLSE of every query row; with kRowValues == 2 what is added to a
-// score as an exponent of two (score_bias), too. Bound by memory: O and dO are read once, 16 bytes a
-// thread, a warp to a row.
+// score as an exponent of two (score_bias), too. Bound by memory: O and dO are read once, 16 bytes
+// a thread, a warp to a row.
 #ifndef ROTA_HOPPER_MATERIALISED_PREPARE_CUH
 #define ROTA_HOPPER_MATERIALISED_PREPARE_CUH
 

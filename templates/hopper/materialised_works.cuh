@@ -4,8 +4,8 @@
 // A persistent block is a producer warpgroup (loader warp, two store warps) and two consumer
 // warpgroups of 64 rows each. Nothing in a result depends on which block takes which work.
 //
-//   shared memory     kStages x (A 16 KB, B up to 32 KB) | staging 2 warpgroups x kStagings x 8 KB |
-//                     barriers | words and scales of the stages | two Tasks
+//   shared memory     kStages x (A 16 KB, B up to 32 KB) | staging 2 warpgroups x kStagings
+//                     x 8 KB | barriers | words and scales of the stages | two Tasks
 //
 //   loader       task ring -> everybody          stages -> consumers
 //   consumers    staging, 64 rows x 64 columns -> store warp of the warpgroup -> workspace
@@ -133,9 +133,7 @@ constexpr bool power_of_two(int x) {
 template <int kCount, bool kEven = power_of_two(kCount)> struct StagesOf {
   using Type = Turns<kCount>;
 };
-template <int kCount> struct StagesOf<kCount, false> {
-  using Type = Slots<kCount>;
-};
+template <int kCount> struct StagesOf<kCount, false> { using Type = Slots<kCount>; };
 using StageRing = typename StagesOf<kStages>::Type;
 using StagingRing = Turns<kStagings>;
 
@@ -607,7 +605,8 @@ struct WorkConsumer {
   // Packed pairs of 64 keys to staging, in the order of a box.
   ROTA_DEVICE void stage(const unsigned (&x)[16]) {
     barrier_wait_phase(barriers.unstaged(group, staging.stage()), staging.parity());
-    const unsigned to = shared + (unsigned)(kStaging + (kStagings * group + staging.stage()) * kPartBytes);
+    const unsigned to =
+        shared + (unsigned)(kStaging + (kStagings * group + staging.stage()) * kPartBytes);
     const int row = thread / kWarp * 16 + lane_index() % 16, chunk = lane_index() / 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) {

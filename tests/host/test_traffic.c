@@ -100,8 +100,8 @@ static void test_chains(void **state) {
   Traffic t;
   traffic_model(TRAFFIC_MATERIALISED, &spec, &target, &even, &tiling, &shape, &t);
   assert_close(t.flops, 2 * pairs * (3 * d + 2 * dv));
-  assert_close(t.l2_bytes, 4 * pairs + pairs * 2 * (2 * d + dv) / 128 + n * 2 * (d + dv) +
-                               n * (4 * dv + 16));
+  assert_close(t.l2_bytes,
+               4 * pairs + pairs * 2 * (2 * d + dv) / 128 + n * 2 * (d + dv) + n * (4 * dv + 16));
 }
 
 /* DRAM: once while it fits, again in waves when it does not. */
@@ -239,16 +239,11 @@ static void test_rates(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_by_hand),
-      cmocka_unit_test(test_materialised),
-      cmocka_unit_test(test_chains),
-      cmocka_unit_test(test_dram_grows_beyond_the_l2),
-      cmocka_unit_test(test_heads_at_once),
-      cmocka_unit_test(test_wgmma_reads_shared_memory),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_fast_memory),
-      cmocka_unit_test(test_registers),
-      cmocka_unit_test(test_fp32_has_its_own_rate),
+      cmocka_unit_test(test_by_hand),       cmocka_unit_test(test_materialised),
+      cmocka_unit_test(test_chains),        cmocka_unit_test(test_dram_grows_beyond_the_l2),
+      cmocka_unit_test(test_heads_at_once), cmocka_unit_test(test_wgmma_reads_shared_memory),
+      cmocka_unit_test(test_limits),        cmocka_unit_test(test_fast_memory),
+      cmocka_unit_test(test_registers),     cmocka_unit_test(test_fp32_has_its_own_rate),
       cmocka_unit_test(test_rates),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
