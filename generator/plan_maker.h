@@ -13,7 +13,8 @@ enum {
   WORKS_PLANE_BYTES = 16384, /* a tile's 128 queries x 64 keys in 16 bits */
   WORKS_STAT_BYTES = 1024,   /* of a query tile and a pair of kv tiles */
   WORKS_COLUMNS_MAX = 256,   /* of a block of columns */
-  WORKS_LANES_MAX = 2,       /* planes that take turns */
+  WORKS_LANES_MAX = 3,       /* planes that take turns: of chains; else */
+  WORKS_LANES_SUMS = 2,
 };
 
 typedef struct Array {

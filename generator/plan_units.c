@@ -144,20 +144,21 @@ static int32_t unit_visits(const Maker *maker, const RotaUnit *unit, int32_t kv_
 }
 
 /* A chain goes through the units where it has visits; one that has none, for its zeros, through the
- * last. */
-static rota_status add_chain(Maker *maker, const RotaUnit *unit, int32_t kv, Array *list) {
+ * last. `kind`: of the chain, or of the sum of its dK. */
+static rota_status add_chain(Maker *maker, const RotaUnit *unit, int32_t kv, unsigned kind,
+                             Array *list) {
   int32_t visits = unit_visits(maker, unit, kv);
   bool empty = chain_visits(maker, unit, kv) == 0 && (unit->flags & ROTA_UNIT_LAST_K);
-  return visits > 0 || empty ? add_weighed(list, kv, ROTA_WORK_SCORES, 1, visits) : ROTA_OK;
+  return visits > 0 || empty ? add_weighed(list, kv, kind, 1, visits) : ROTA_OK;
 }
 
-/* Works of kv tiles: chains, or sums of dV and dK. */
-static rota_status weigh_keys(Maker *maker, const RotaUnit *unit, Array *list) {
+/* Works of kv tiles: chains; sums of dK, where these do not make it; sums of dV and dK. */
+static rota_status weigh_keys(Maker *maker, const RotaUnit *unit, unsigned kind, Array *list) {
   int32_t kv_end = unit->kv_begin + unit->kv_tiles;
   int32_t kv_tiles = maker->sequences[unit->sequence].kv_tiles;
   for (int32_t kv = unit->kv_begin; kv < kv_end && kv < kv_tiles; kv++) {
     if (maker_chains(maker)) {
-      ROTA_TRY(add_chain(maker, unit, kv, list));
+      ROTA_TRY(add_chain(maker, unit, kv, kind, list));
       continue;
     }
     int32_t weight = chain_visits(maker, unit, kv);
@@ -180,12 +181,14 @@ static rota_status weigh_rows(Maker *maker, const RotaUnit *unit, Array *list) {
   return ROTA_OK;
 }
 
-/* Those of kv tiles, of group rows, or of both. */
-static rota_status add_sums(Maker *maker, const RotaUnit *unit, bool keys, bool rows,
-                            int32_t *count) {
+/* One phase: chains; or sums. */
+static rota_status add_sums(Maker *maker, const RotaUnit *unit, bool chains, int32_t *count) {
   Array list = {0};
-  rota_status status = keys ? weigh_keys(maker, unit, &list) : ROTA_OK;
-  if (status == ROTA_OK && rows)
+  rota_status status = ROTA_OK;
+  bool made = maker_chains(maker) && tiling_get(&maker->plan->tiling, "makes_keys", 1);
+  if (chains || (maker->backward && !made))
+    status = weigh_keys(maker, unit, chains ? ROTA_WORK_SCORES : ROTA_WORK_DK, &list);
+  if (status == ROTA_OK && !chains)
     status = weigh_rows(maker, unit, &list);
   if (status == ROTA_OK && list.count > 0)
     qsort(list.data, (size_t)list.count, sizeof(Weighed), compare_weighed);
@@ -200,10 +203,9 @@ static rota_status add_sums(Maker *maker, const RotaUnit *unit, bool keys, bool 
 static rota_status add_works(Maker *maker, UnitDraft *draft) {
   draft->work_begin = (int32_t)maker->works.count;
   draft->scores = draft->gradients = 0;
-  bool chains = maker_chains(maker);
-  ROTA_TRY(chains ? add_sums(maker, &draft->unit, true, false, &draft->scores)
-                  : add_scores(maker, draft));
-  return add_sums(maker, &draft->unit, maker->backward && !chains, true, &draft->gradients);
+  ROTA_TRY(maker_chains(maker) ? add_sums(maker, &draft->unit, true, &draft->scores)
+                               : add_scores(maker, draft));
+  return add_sums(maker, &draft->unit, false, &draft->gradients);
 }
 
 /* ---- Units of a sequence ---- */

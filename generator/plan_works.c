@@ -41,13 +41,17 @@ static int64_t plane_end(const Maker *maker, int64_t begin) {
 }
 
 /* The order of the units: planes one after another; those that are cut in turns with the next, so
- * that a unit's gradients need not wait for those of the one just before it. lane[unit] says whose
- * sums it uses. */
+ * that a unit's gradients need not wait for those of the one just before it. A lane of chains
+ * starts a turn after the one before it, and goes ahead of it: under a causal mask a plane's first
+ * unit has few and long ones, beside which its last unit's many short ones go. lane[unit] says
+ * whose sums it uses. */
 static void order_units(const Maker *maker, int64_t *order, int *lane) {
   const UnitDraft *drafts = maker->drafts.data;
   int64_t next = 0, count = 0, at[WORKS_LANES_MAX] = {0}, end[WORKS_LANES_MAX] = {0};
-  while (count < maker->drafts.count)
-    for (int i = 0; i < maker->lanes; i++) {
+  int begun = maker_chains(maker) ? 1 : maker->lanes;
+  for (; count < maker->drafts.count; begun += begun < maker->lanes)
+    for (int turn = 0; turn < begun; turn++) {
+      int i = maker_chains(maker) ? begun - 1 - turn : turn;
       if (at[i] == end[i] && next < maker->drafts.count) {
         at[i] = next;
         next = end[i] = plane_end(maker, next);
@@ -86,7 +90,7 @@ static int32_t chunk_of(Maker *maker, UnitDraft *draft, bool fresh, int64_t *fil
  * others is a chunk by itself. maker->segments: until they are made, unit and chunk of each. */
 static rota_status bundle(Maker *maker, const int64_t *order, const int *lane) {
   UnitDraft *drafts = maker->drafts.data;
-  int32_t users[WORKS_LANES_MAX] = {-1, -1}; /* the last chunk that used a lane's sums */
+  int32_t users[WORKS_LANES_MAX] = {-1, -1, -1}; /* the last chunk that used a lane's sums */
   int64_t fill = 0;
   for (int64_t i = 0; i < maker->drafts.count; i++) {
     UnitDraft *draft = &drafts[order[i]];
@@ -290,8 +294,13 @@ rota_status works_build(const Spec *spec, Plan *plan) {
                  .row_heads = plan->rows.count > q_tiles ? plan->heads : 1,
                  .chain_heads = plan->chains.count > kv_tiles ? plan->kv_heads : 1,
                  .group = plan->heads / plan->kv_heads,
-                 .lanes = (int64_t)plan->lengths->batch * plan->kv_heads > 1 ? WORKS_LANES_MAX : 1};
+                 .lanes = WORKS_LANES_SUMS};
   maker.steps = steps_of(spec, maker.backward, maker_chains(&maker));
+  if (maker_chains(&maker))
+    maker.lanes = WORKS_LANES_MAX;
+  int64_t planes = (int64_t)plan->lengths->batch * plan->kv_heads;
+  if (planes < maker.lanes)
+    maker.lanes = planes > 1 ? (int)planes : 1;
   rota_status status = make(&maker);
   free(maker.drafts.data);
   free(maker.works.data);

@@ -7,6 +7,8 @@ local TENSORS = { "q", "k", "v", "d_o", "d_q", "d_k", "d_v" }
 -- Accumulators of dK and dV that a thread of the consumers has room for.
 local GRADIENTS_MAX = 160
 local QUERIES = 64 -- of a visit
+local STAGES_MAX, STAGES_LEAST = 5, 4 -- two of them hold K and V of a chain
+local ROOM = 208 * 1024 -- bytes of stages
 
 local function boxes(columns) return (columns + 63) // 64 end
 
@@ -24,6 +26,11 @@ end
 -- dS alone does.
 local function chains(spec)
   local columns, columns_v = works.columns_of(spec.head_dim), works.columns_of(spec.head_dim_v)
+  -- A visit's Q and dO, or 64 of a sum of dQ: dS of 128 queries, and K.
+  local stage = works.PART * (boxes(columns) + math.max(boxes(columns_v), 2))
+  local stages = math.min(ROOM // stage, STAGES_MAX)
+  -- A score's slope would have to be kept beside P.
+  if spec.has_score or math.max(columns, columns_v) > 256 or stages < STAGES_LEAST then return end
   return {
     template = "templates/hopper/materialised_chains.cuh",
     score_planes = 1, -- dS
@@ -31,27 +38,20 @@ local function chains(spec)
     entry = "rota_backward",
     columns = { QUERIES, columns, columns_v },
     tensors = TENSORS,
-    stages = 5,
-    -- A visit's Q and dO, or 64 of a sum of dQ: dS of 128 queries, and K.
-    stage_bytes = works.PART * (boxes(columns) + math.max(boxes(columns_v), 2)),
+    stages = stages,
+    stage_bytes = stage,
+    holds = 1,
+    makes_keys = (columns + columns_v) // 2 <= GRADIENTS_MAX and 1 or 0, -- else dV alone
     stagings = 1,
     registers = { 40, 232 },
   }
-end
-
--- A score's slope would have to be kept beside P. Five stages of five boxes fit shared memory.
-local function chains_fit(spec)
-  local columns, columns_v = works.columns_of(spec.head_dim), works.columns_of(spec.head_dim_v)
-  return math.max(spec.head_dim, spec.head_dim_v) <= 256 and not spec.has_score
-    and (columns + columns_v) // 2 <= GRADIENTS_MAX
-    and boxes(columns) + math.max(boxes(columns_v), 2) <= 5
 end
 
 return function(request, algorithm)
   local spec = request.spec
   local reason = works.refusal(spec)
   if reason then return nil, reason end
-  local tiling = works.tiling(request, (chains_fit(spec) and chains or products)(spec))
+  local tiling = works.tiling(request, chains(spec) or products(spec))
   if spec.sink_logit then
     tiling.launches[3] =
       { entry = "rota_sink_gradient", grid = "heads", threads = 256, shared_bytes = 0 }

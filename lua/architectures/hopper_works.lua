@@ -49,6 +49,8 @@ function works.tiling(request, kernel)
     consumer_registers = kernel.registers[2],
     score_planes = kernel.score_planes,
     row_values = kernel.row_values or 1,
+    holds = kernel.holds or 0,
+    makes_keys = kernel.makes_keys or 0,
     processors = request.target.multiprocessors,
     shared_bytes = shared,
     wgmma = products,

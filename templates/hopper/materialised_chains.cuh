@@ -33,8 +33,9 @@ constexpr int kBoxesK = (kColumnsK + 63) / 64, kBoxesV = (kColumnsV + 63) / 64;
 constexpr int kRowsOffsetV = kBoxesK * kPartBytes;
 constexpr int kRowsBytes = kRowsOffsetV + kBoxesV * kPartBytes;
 constexpr int kValueBytes = kQueries * 4; // bias or delta of a visit
+constexpr int kValues = kQueries / 4;     // of them a lane's
 static_assert(kRowsBytes <= kStageBytes && kBytesA + kBoxesK * kPartBytes <= kStageBytes, "fit");
-static_assert(kScalesBytes == 2 * kValueBytes && kStages == 5, "three stages bring queries");
+static_assert(kScalesBytes == 2 * kValueBytes && kStages >= 4, "two stages bring queries");
 static_assert(column_blocks(kHeadDim) == 1 && column_blocks(kHeadDimV) == 1, "of columns");
 
 constexpr int kWordLeft = 8; // in a visit's word: queries that exist
@@ -84,7 +85,7 @@ struct ChainLoader : WorkLoader<ChainLoader> {
              tensor_k(kv_tile * kTileKv + 64 * half), unit.kv_head, barrier);
       }
       __syncwarp();
-      ring.hold();
+      ring.advance(); // held from now on
     }
   }
   // 64 queries of a visit; words: bits and how many queries exist, the first, head, where its dS
@@ -116,7 +117,7 @@ struct ChainLoader : WorkLoader<ChainLoader> {
            barrier);
     }
     __syncwarp();
-    ring.advance();
+    ring.advance_rest();
   }
   ROTA_DEVICE void load_chain(int kv_tile) {
     load_keys_of_chain(kv_tile);
@@ -133,7 +134,33 @@ struct ChainLoader : WorkLoader<ChainLoader> {
       if (both)
         load_queries(visit, kv_tile, 1, i == last);
     }
-    ring.let_go();
+  }
+
+  // dK, where chains do not make it.
+  ROTA_DEVICE void load_visits(int kv_tile) {
+    const RotaChain chain = arguments.chains[unit.chain_table + kv_tile];
+    const int last = last_visit(chain);
+    for (int i = chain.visit_begin; i <= last; i++) {
+      const RotaVisit visit = arguments.visits[i];
+      if (!in_unit(visit))
+        continue;
+      const int q = (int)(visit.tile & ROTA_VISIT_TILE) * kTileQ;
+      const int head = unit.kv_head * kGroup + (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT);
+      const bool both = q + kQueries < sequence.n_q;
+      for (int half = 0; half <= both; half++) {
+        const int first = q + kQueries * half;
+        const StageNote note = {half == both && i == last, false, rows_beyond(first, sequence.n_q),
+                                0};
+        step(gradient_bytes<kColumnsK>(), note, [&](unsigned stage, unsigned barrier) {
+          const unsigned char *a =
+              plan.scores + block(group_row(visit), 2 * kv_tile) * kScoreBlock + half * kPartBytes;
+          copy_bytes(stage, a, kPartBytes, barrier);
+          copy_bytes(stage + kPartBytes, a + kScoreBlock, kPartBytes, barrier);
+          boxes_along<kColumnsK>(stage + kBytesA, &maps.map[kMapQ], 0, tensor_q(first), head,
+                                 barrier);
+        });
+      }
+    }
   }
 
   // dQ.
@@ -157,7 +184,8 @@ struct ChainLoader : WorkLoader<ChainLoader> {
   }
 
   ROTA_DEVICE Task describe(const RotaWork &work) const {
-    const bool keys = (work.what & 3u) == ROTA_WORK_SCORES;
+    const unsigned kind = work.what & 3u;
+    const bool keys = kind != ROTA_WORK_DQ;
     // First: registers are short.
     const int steps = keys ? last_visit(arguments.chains[unit.chain_table + work.tile]) >= 0
                            : count_tiles(arguments.rows[row_entry(work.tile)]);
@@ -168,7 +196,7 @@ struct ChainLoader : WorkLoader<ChainLoader> {
     task.steps = steps;
     if (keys) { // two tiles of sums: dV, dK
       task.place = block(unit.row_begin, 2 * work.tile);
-      task.sums = 2 * (unit.sum_k + work.tile - unit.kv_begin);
+      task.sums = 2 * (unit.sum_k + work.tile - unit.kv_begin) + (kind == ROTA_WORK_DK);
     } else {
       task.sums = unit.sum_q + work.tile - unit.row_begin;
     }
@@ -178,6 +206,8 @@ struct ChainLoader : WorkLoader<ChainLoader> {
   ROTA_DEVICE void load(const RotaWork &work, const Task &task) {
     if (task.kind == ROTA_WORK_SCORES)
       load_chain(work.tile);
+    else if (!kMakesKeys && task.kind == ROTA_WORK_DK)
+      load_visits(work.tile);
     else
       load_keys(task, work.tile);
   }
@@ -218,8 +248,8 @@ struct ChainStores : StoreWarp {
         take_chain(maps, task, signals);
       else if (task.flags & kTaskBoxes)
         take(kBoxesK, signals + 1, [&](int i, unsigned from) {
-          store_box(&maps.map[kMapDQ], 64 * i, task.tensor_row + 64 * group, task.head, task.slot,
-                    from);
+          store_box(&maps.map[!kMakesKeys && task.kind == (int)ROTA_WORK_DK ? kMapDK : kMapDQ],
+                    64 * i, task.tensor_row + 64 * group, task.head, task.slot, from);
         });
     }
   }
@@ -268,21 +298,24 @@ struct ChainConsumer : WorkConsumer {
       Wgmma<kColumns>::template accumulate<1>(d, a[step], advance(b, step_across(step)));
   }
 
-  // Bias or delta of this lane's columns of S^T: 8 i + 2 t, + 1.
-  ROTA_DEVICE void values(float (&pair)[2], unsigned from, int i) const {
-    load_shared_pair(pair, from + (unsigned)(8 * (hidden(lane_index()) % 4) + 32 * i));
+  // Bias or delta of this lane's columns of S^T: 8 i + 2 t, + 1. Fetched before the product that
+  // it is for starts: beside products loads from shared memory take their time.
+  ROTA_DEVICE void fetch_values(float (&x)[kValues], unsigned from) const {
+    from += (unsigned)(8 * (hidden(lane_index()) % 4));
+#pragma unroll
+    for (int i = 0; i < kValues; i += 2) {
+      float pair[2];
+      load_shared_pair(pair, from + (unsigned)(16 * i));
+      x[i] = pair[0];
+      x[i + 1] = pair[1];
+    }
   }
   // s becomes P, times its scale.
-  ROTA_DEVICE void probabilities(float (&s)[kScores], unsigned bias) const {
+  ROTA_DEVICE void probabilities(float (&s)[kScores], const float (&bias)[kValues]) const {
     const float factor = exponent_factor(arguments);
 #pragma unroll
-    for (int i = 0; i < kQueries / 8; i++) {
-      float x[2];
-      values(x, bias, i);
-#pragma unroll
-      for (int j = 0; j < 4; j++)
-        s[4 * i + j] = exp2_fast(__fmaf_rn(s[4 * i + j], factor, x[j % 2]));
-    }
+    for (int i = 0; i < kScores; i++)
+      s[i] = exp2_fast(__fmaf_rn(s[i], factor, bias[i / 4 * 2 + i % 2]));
   }
   ROTA_DEVICE void mask_probabilities(float (&s)[kScores], const Task &task, unsigned words) const {
     const int q = (int)load_shared_word(words + 4), head = (int)load_shared_word(words + 8);
@@ -318,13 +351,11 @@ struct ChainConsumer : WorkConsumer {
       kept[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1], Kept());
   }
   // dP and what was kept become dS and P, rounded: first operands.
-  ROTA_DEVICE void score_gradients(const float (&dp)[kScores], unsigned delta, bool partial,
-                                   unsigned (&p)[kScoreBlocks][4],
+  ROTA_DEVICE void score_gradients(const float (&dp)[kScores], const float (&delta)[kValues],
+                                   bool partial, unsigned (&p)[kScoreBlocks][4],
                                    unsigned (&ds)[kScoreBlocks][4]) const {
 #pragma unroll
     for (int i = 0; i < kQueries / 8; i++) {
-      float d[2];
-      values(d, delta, i);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         unsigned &word = p[i / 2][i % 2 * 2 + r];
@@ -333,7 +364,7 @@ struct ChainConsumer : WorkConsumer {
         word = pack(x[0], x[1], Element());
 #pragma unroll
         for (int c = 0; c < 2; c++)
-          y[c] = x[c] * (dp[4 * i + 2 * r + c] - d[c]) * kUnscale;
+          y[c] = x[c] * (dp[4 * i + 2 * r + c] - delta[2 * i + c]) * kUnscale;
         ds[i / 2][i % 2 * 2 + r] = pack(y[0], y[1], Element());
       }
     }
@@ -414,58 +445,56 @@ struct ChainConsumer : WorkConsumer {
     const unsigned bias = shared + (unsigned)(kStageScales + kScalesBytes * ring.stage());
     barrier_wait_phase(barriers.full(ring.stage()), ring.parity());
     const unsigned word = (unsigned)uniform((int)load_shared_word(words));
+    const unsigned place = load_shared_word(words + 12);
     const bool partial = (word & kWordSuspect) != 0;
     if (word >> kWordLeft < (unsigned)kQueries)
       clear_queries(at, (int)(word >> kWordLeft));
-    float s[kScores];
+    float s[kScores], x[kValues];
     unsigned p[kScoreBlocks][4], ds[kScoreBlocks][4];
+    fetch_values(x, bias);
     wgmma_fence();
     multiply_rows<kColumnsK>(s, keys, at);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_touch(s);
-    probabilities(s, bias);
+    probabilities(s, x);
     if (partial)
       mask_probabilities(s, task, words);
     keep(s, p);
+    fetch_values(x, bias + kValueBytes);
     wgmma_fence();
     multiply_rows<kColumnsV>(s, keys + kRowsOffsetV, at + kRowsOffsetV);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_touch(s);
-    score_gradients(s, bias + kValueBytes, partial, p, ds);
+    score_gradients(s, x, partial, p, ds);
     wgmma_fence();
     accumulate<kColumnsV>(dv, p, at + kRowsOffsetV);
-    accumulate<kColumnsK>(dk, ds, at);
+    if constexpr (kMakesKeys)
+      accumulate<kColumnsK>(dk, ds, at);
     wgmma_commit();
-    stage_scores(ds, load_shared_word(words + 12));
+    stage_scores(ds, place);
     wgmma_wait<0>();
     wgmma_touch(dv);
-    wgmma_touch(dk);
+    if constexpr (kMakesKeys)
+      wgmma_touch(dk);
     release(ring.stage());
-    ring.advance();
+    ring.advance_rest();
     return (word & kWordLast) != 0;
   }
   ROTA_DEVICE void visits(const Task &task, float (&dk)[kColumnsK / 2],
                           float (&dv)[kColumnsV / 2]) {
-    int own = 0;
-#pragma unroll 1
     for (int half = 0; half < 2; half++) {
-      if (half == group) {
-        own = ring.stage();
-        barrier_wait_phase(barriers.full(own), ring.parity());
-      }
-      ring.hold();
+      if (half == group)
+        barrier_wait_phase(barriers.full(ring.stage()), ring.parity());
+      ring.advance(); // held from now on
     }
-    const unsigned keys = stage_at(uniform(own));
+    const unsigned keys = stage_at(uniform(ring.held(group)));
 #pragma unroll 1
     while (!visit(task, keys, dk, dv)) {
     }
-#pragma unroll 1
-    for (int i = 0; i < kStages; i++)
-      if (ring.held(i))
-        release(i);
-    ring.let_go();
+    release(ring.held(0));
+    release(ring.held(1));
   }
   ROTA_DEVICE void chain(const Task &task) {
     float dk[kColumnsK / 2], dv[kColumnsV / 2];
@@ -477,7 +506,8 @@ struct ChainConsumer : WorkConsumer {
       for (int i = 0; i < kColumnsV / 2; i++)
         dv[i] = 0.0f;
     } else {
-      load_sums<kColumnsK>(dk, sums(plan.sum_k, task.sums + 1));
+      if constexpr (kMakesKeys)
+        load_sums<kColumnsK>(dk, sums(plan.sum_k, task.sums + 1));
       load_sums<kColumnsV>(dv, sums(plan.sum_k, task.sums));
     }
     if (task.steps > 0)
@@ -486,41 +516,47 @@ struct ChainConsumer : WorkConsumer {
     if (task.flags & kTaskBoxes) {
       const int n_k = arguments.sequences[task.sequence].n_k;
       stage_boxes<kColumnsV>(dv, unscale, task, n_k, kStagedV);
-      stage_boxes<kColumnsK>(dk, factor, task, n_k, kStagedK);
+      if constexpr (kMakesKeys)
+        stage_boxes<kColumnsK>(dk, factor, task, n_k, kStagedK);
     } else if (task.flags & ROTA_UNIT_LAST_K) {
       const float scale_v[2] = {unscale, unscale}, scale_k[2] = {factor, factor};
       store<kColumnsV>(arguments.d_v, task, true, kHeadDimV, scale_v, dv);
-      store<kColumnsK>(arguments.d_k, task, true, kHeadDim, scale_k, dk);
+      if constexpr (kMakesKeys)
+        store<kColumnsK>(arguments.d_k, task, true, kHeadDim, scale_k, dk);
     } else {
-      store_sums<kColumnsK>(dk, sums(plan.sum_k, task.sums + 1));
+      if constexpr (kMakesKeys)
+        store_sums<kColumnsK>(dk, sums(plan.sum_k, task.sums + 1));
       store_sums<kColumnsV>(dv, sums(plan.sum_k, task.sums));
     }
     begin_part();
     end_part(kStagedEnd);
   }
 
-  // dQ, as a sum of templates/hopper/materialised.cuh.
-  ROTA_DEVICE void gradient(const Task &task) {
+  // dQ, or dK where chains do not make it: a sum as in templates/hopper/materialised.cuh.
+  template <bool kKeys> ROTA_DEVICE void gradient(const Task &task) {
+    const RotaTensor &tensor = kKeys ? arguments.d_k : arguments.d_q;
+    float *tiles = kKeys ? plan.sum_k : plan.sum_q;
     float d[kColumnsK / 2];
-    if (task.flags & ROTA_UNIT_FIRST_Q) {
+    if (task.flags & (kKeys ? ROTA_UNIT_FIRST_K : ROTA_UNIT_FIRST_Q)) {
 #pragma unroll
       for (int i = 0; i < kColumnsK / 2; i++)
         d[i] = 0.0f;
     } else {
-      load_sums<kColumnsK>(d, sums(plan.sum_q, task.sums));
+      load_sums<kColumnsK>(d, sums(tiles, task.sums));
     }
     if (task.steps > 0)
-      multiply<kColumnsK, 0, 1, false>(d);
+      multiply<kColumnsK, kKeys ? 1 : 0, 1, false>(d);
     if (task.flags & kTaskBoxes) {
-      stage_boxes<kColumnsK>(d, gradient_factor(), task, arguments.sequences[task.sequence].n_q,
+      const RotaSequence &sequence = arguments.sequences[task.sequence];
+      stage_boxes<kColumnsK>(d, gradient_factor(), task, kKeys ? sequence.n_k : sequence.n_q,
                              kStagedK);
       return;
     }
     const float scale[2] = {gradient_factor(), gradient_factor()};
-    if (task.flags & ROTA_UNIT_LAST_Q)
-      store<kColumnsK>(arguments.d_q, task, false, kHeadDim, scale, d);
+    if (task.flags & (kKeys ? ROTA_UNIT_LAST_K : ROTA_UNIT_LAST_Q))
+      store<kColumnsK>(tensor, task, kKeys, kHeadDim, scale, d);
     else
-      store_sums<kColumnsK>(d, sums(plan.sum_q, task.sums));
+      store_sums<kColumnsK>(d, sums(tiles, task.sums));
     signal_gradients(task.chunk);
   }
 
@@ -531,8 +567,10 @@ struct ChainConsumer : WorkConsumer {
       const int kind = uniform(task.kind);
       if (kind == (int)ROTA_WORK_SCORES)
         chain(task);
+      else if (!kMakesKeys && kind == (int)ROTA_WORK_DK)
+        gradient<true>(task);
       else if (kind == (int)ROTA_WORK_DQ)
-        gradient(task);
+        gradient<false>(task);
       else
         return;
       done_with_task(barriers, mail);

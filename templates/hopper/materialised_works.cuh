@@ -102,39 +102,34 @@ template <int kCount> struct Turns {
   ROTA_DEVICE void advance() { turn = (turn + 1) & (2 * kCount - 1); }
 };
 
-// The same for up to 8 stages, some of which may be held: those are left out. One register: a bit a
-// stage of parities, of what is held; the current stage, the one before it.
-template <int kCount> struct Slots {
+// The same for up to 6 stages, kHeld of which may be left out for a while. Stages take turns as the
+// low 24 bits say, four each, the current one first; those that are held wait above the others. The
+// high 8 bits are parities. In one register.
+template <int kCount, int kHeld = 2> struct Slots {
+  static constexpr int kRest = kCount - kHeld, kParities = 24;
+  static_assert(kCount <= 6, "four bits each");
   unsigned state;
-  static constexpr int kHeld = 8, kAt = 16, kBefore = 24;
-  ROTA_DEVICE explicit Slots(int first_parity)
-      : state((first_parity ? 0xffu : 0u) | (unsigned)(kCount - 1) << kBefore) {}
-  ROTA_DEVICE int stage() const { return (int)(state >> kAt & 0xffu); }
-  ROTA_DEVICE int before() const { return (int)(state >> kBefore); }
-  ROTA_DEVICE int parity() const { return (int)(state >> stage() & 1u); }
-  ROTA_DEVICE bool held(int stage) const { return state >> (kHeld + stage) & 1u; }
-  ROTA_DEVICE void advance() {
-    const int now = stage();
-    int next = now;
-    do {
-      next = next + 1 == kCount ? 0 : next + 1;
-    } while (held(next));
-    state = ((state & 0xffffu) ^ 1u << now) | (unsigned)next << kAt | (unsigned)now << kBefore;
+  ROTA_DEVICE explicit Slots(int first_parity) : state(first_parity ? 0xffu << kParities : 0u) {
+    for (int i = 0; i < kCount; i++)
+      state |= (unsigned)i << 4 * i;
   }
-  ROTA_DEVICE void hold() {
-    state |= 1u << (kHeld + stage());
-    advance();
+  ROTA_DEVICE int stage() const { return (int)(state & 15u); }
+  ROTA_DEVICE int before() const { return (int)(state >> 4 * (kCount - 1) & 15u); }
+  ROTA_DEVICE int parity() const { return (int)(state >> (kParities + stage()) & 1u); }
+  ROTA_DEVICE int held(int i) const { return (int)(state >> 4 * (kRest + i) & 15u); }
+  ROTA_DEVICE void advance() { rotate<kCount>(); }
+  // With kHeld stages held: among the rest. To hold the next, advance() kHeld times; when they are
+  // given back, they come after the rest.
+  ROTA_DEVICE void advance_rest() { rotate<kRest>(); }
+
+private:
+  template <int kTurns> ROTA_DEVICE void rotate() {
+    constexpr unsigned kMask = (1u << 4 * kTurns) - 1;
+    const unsigned flipped = state ^ 1u << (kParities + stage());
+    state = (flipped & ~kMask) | (state & kMask) >> 4 | (state & 15u) << 4 * (kTurns - 1);
   }
-  ROTA_DEVICE void let_go() { state &= ~(0xffu << kHeld); }
 };
-constexpr bool power_of_two(int x) {
-  return (x & (x - 1)) == 0;
-}
-template <int kCount, bool kEven = power_of_two(kCount)> struct StagesOf {
-  using Type = Turns<kCount>;
-};
-template <int kCount> struct StagesOf<kCount, false> { using Type = Slots<kCount>; };
-using StageRing = typename StagesOf<kStages>::Type;
+using StageRing = TypeIf<kHolds != 0, Slots<kStages>, Turns<kStages>>;
 using StagingRing = Turns<kStagings>;
 
 // What the loader says of a stage.
