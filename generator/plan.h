@@ -13,8 +13,8 @@
 typedef struct Works {
   unsigned char *image;
   size_t image_bytes; /* 0: none */
-  RotaSection units, segments, chunks, works;
-  int32_t tickets, place_blocks;
+  RotaSection units, segments, chunks, works, offsets;
+  int32_t tickets;
 } Works;
 
 typedef struct Plan {

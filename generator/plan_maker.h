@@ -26,6 +26,7 @@ typedef struct Array {
 typedef struct UnitDraft {
   RotaUnit unit;
   int32_t work_begin, scores, gradients; /* in works */
+  int64_t blocks;                        /* of its scores */
   bool alone;                            /* shares sums with other units: a chunk of its own */
 } UnitDraft;
 
@@ -41,8 +42,10 @@ typedef struct Maker {
   int64_t wide;           /* bytes of a tile of sums */
   double steps;           /* see plan_cut.h */
   int row_heads, chain_heads, group;
-  Array drafts, works, segments, chunks;
-  int64_t sum_rows, sum_kv_tiles, place_blocks, place_limit;
+  Array drafts, works, offsets, segments, chunks;
+  Array chunk_blocks; /* int64_t: of each chunk */
+  int64_t sum_rows, sum_kv_tiles, place_limit;
+  int64_t score_blocks; /* that the workspace has */
   int lanes; /* planes that take turns where they are cut */
   int64_t tickets;
 } Maker;

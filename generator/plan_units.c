@@ -302,17 +302,19 @@ static void flag_units(const Maker *maker, int64_t first) {
   }
 }
 
-/* The kv tiles up to the last that rows [begin, end) attend to, in pairs. */
-static int64_t keys_end(const Maker *maker, const RotaUnit *head, int64_t begin, int64_t end) {
-  int32_t last = 0;
-  for (int64_t row = begin; row < end; row++) {
-    const RotaRow *at = row_of(maker, head, (int32_t)row);
-    if (at->run_begin == at->run_end)
+/* A row's kv tiles within [begin, end), from the first that is not empty to the last. */
+static RotaRun span_of(const Maker *maker, const RotaRow *row, int32_t begin, int32_t end) {
+  RotaRun span = {end, (unsigned)begin};
+  for (int32_t i = row->run_begin; i < row->run_end; i++) {
+    const RotaRun *run = &maker->runs[i];
+    int32_t run_end = (int32_t)(run->end_kind & ROTA_RUN_END);
+    int32_t from = run->begin > begin ? run->begin : begin, to = run_end < end ? run_end : end;
+    if (to <= from)
       continue;
-    int32_t run_end = (int32_t)(maker->runs[at->run_end - 1].end_kind & ~ROTA_RUN_PARTIAL);
-    last = run_end > last ? run_end : last;
+    span.begin = from < span.begin ? from : span.begin;
+    span.end_kind = (unsigned)to;
   }
-  return round_to(last, 2);
+  return span;
 }
 
 /* Units of whole rows with at most `area` tiles each, up to the last key that theirs attend to; the
@@ -320,17 +322,20 @@ static int64_t keys_end(const Maker *maker, const RotaUnit *head, int64_t begin,
 static rota_status add_row_units(Maker *maker, const RotaUnit *head, int64_t area, bool drafts,
                                  int64_t *count) {
   const RotaSequence *sequence = &maker->sequences[head->sequence];
-  int64_t rows = (int64_t)sequence->q_tiles * maker->group,
-          kv_tiles = round_to(sequence->kv_tiles, 2);
+  int64_t rows = (int64_t)sequence->q_tiles * maker->group;
   *count = 0;
   for (int64_t begin = 0, end; begin < rows; begin = end) {
-    int64_t keys = 0;
+    int32_t keys = 0;
+    int64_t tiles = 0;
     for (end = begin; end < rows; end++) {
-      int64_t more = end + 1 == rows ? kv_tiles : keys_end(maker, head, end, end + 1);
-      more = more > keys ? more : keys;
-      if (end > begin && (end + 1 - begin) * more > area)
+      RotaRun span = span_of(maker, row_of(maker, head, (int32_t)end), 0, sequence->kv_tiles);
+      int64_t width = (int64_t)span.end_kind - span.begin;
+      if (width > 0 && end > begin && tiles + width > area)
         break;
-      keys = more;
+      if (width <= 0)
+        continue;
+      tiles += width;
+      keys = (int32_t)span.end_kind > keys ? (int32_t)span.end_kind : keys;
     }
     ++*count;
     if (!drafts)
@@ -338,7 +343,7 @@ static rota_status add_row_units(Maker *maker, const RotaUnit *head, int64_t are
     UnitDraft draft = {.unit = *head, .alone = true};
     draft.unit.row_begin = (int32_t)begin;
     draft.unit.rows = (int32_t)(end - begin);
-    draft.unit.kv_tiles = (int32_t)keys;
+    draft.unit.kv_tiles = (int32_t)round_to(end == rows ? sequence->kv_tiles : keys, 2);
     ROTA_TRY(array_append(&maker->drafts, &draft, sizeof draft));
   }
   return ROTA_OK;
@@ -406,6 +411,26 @@ static bool same_plane(const Maker *maker, int32_t a, int32_t b) {
   return true;
 }
 
+/* Blocks of a unit: all of its rows and kv tiles; of chains, each row's from its first tile to its
+ * last, one after another. */
+static rota_status place_rows(Maker *maker, UnitDraft *draft) {
+  RotaUnit *unit = &draft->unit;
+  draft->blocks = (int64_t)unit->rows * unit->kv_tiles * 2;
+  if (!maker_chains(maker))
+    return ROTA_OK;
+  unit->offsets = (int32_t)maker->offsets.count;
+  int32_t blocks = 0;
+  for (int32_t row = unit->row_begin; row < unit->row_begin + unit->rows; row++) {
+    RotaRun span =
+        span_of(maker, row_of(maker, unit, row), unit->kv_begin, unit->kv_begin + unit->kv_tiles);
+    int32_t offset = blocks - 2 * span.begin, width = (int32_t)span.end_kind - span.begin;
+    ROTA_TRY(array_append(&maker->offsets, &offset, sizeof offset));
+    blocks += width > 0 ? 2 * width : 0;
+  }
+  draft->blocks = blocks;
+  return ROTA_OK;
+}
+
 /* Works of the units from `first` on; those of the units from `like` on (-1: none) serve if they
  * are of an equal plane. */
 static rota_status fill_units(Maker *maker, int64_t first, int64_t like) {
@@ -413,10 +438,13 @@ static rota_status fill_units(Maker *maker, int64_t first, int64_t like) {
     UnitDraft *drafts = maker->drafts.data, *draft = &drafts[i];
     if (like >= 0) {
       const UnitDraft *same = &drafts[like + i - first];
+      draft->unit.offsets = same->unit.offsets;
+      draft->blocks = same->blocks;
       draft->work_begin = same->work_begin;
       draft->scores = same->scores;
       draft->gradients = same->gradients;
     } else {
+      ROTA_TRY(place_rows(maker, draft));
       ROTA_TRY(add_works(maker, draft));
     }
   }

@@ -9,6 +9,8 @@
 enum {
   SECTION_ALIGN = 16,
   WORKSPACE_ALIGN = 256,
+  CHUNKS_AHEAD = 1,  /* of scores, before a chunk's gradients */
+  CHUNKS_AROUND = 5, /* that the workspace holds at least, of chains */
   CHUNKS_WANTED = 6, /* so that one phase of a chunk overlaps with another's other phase */
 };
 #define CHUNK_BYTES_LEAST ((int64_t)16 << 20)
@@ -69,21 +71,21 @@ static void order_units(const Maker *maker, int64_t *order, int *lane) {
 }
 
 /* Adds a unit to the last chunk, or begins one; returns its number, -1 without memory. */
-static int32_t chunk_of(Maker *maker, UnitDraft *draft, bool fresh, int64_t *fill) {
-  int64_t blocks = (int64_t)draft->unit.rows * draft->unit.kv_tiles * 2;
-  if (fresh || *fill + blocks > maker->place_limit) {
-    if (array_append(&maker->chunks, &(RotaChunk){0, 0}, sizeof(RotaChunk)) != ROTA_OK)
+static int32_t chunk_of(Maker *maker, UnitDraft *draft, bool fresh) {
+  int64_t *fill = maker->chunk_blocks.data;
+  if (fresh || fill[maker->chunks.count - 1] + draft->blocks > maker->place_limit) {
+    if (array_append(&maker->chunks, &(RotaChunk){0}, sizeof(RotaChunk)) != ROTA_OK ||
+        array_append(&maker->chunk_blocks, &(int64_t){0}, sizeof(int64_t)) != ROTA_OK)
       return -1;
-    *fill = 0;
+    fill = maker->chunk_blocks.data;
   }
-  RotaChunk *chunk = (RotaChunk *)maker->chunks.data + maker->chunks.count - 1;
+  int64_t last = maker->chunks.count - 1;
+  RotaChunk *chunk = (RotaChunk *)maker->chunks.data + last;
   chunk->scores += draft->scores;
   chunk->gradients += draft->gradients;
-  draft->unit.scores = *fill;
-  *fill += blocks;
-  if (*fill > maker->place_blocks)
-    maker->place_blocks = *fill;
-  return (int32_t)maker->chunks.count - 1;
+  draft->unit.scores = fill[last];
+  fill[last] += draft->blocks;
+  return (int32_t)last;
 }
 
 /* Units that follow one another share a chunk while its place holds them; one that shares sums with
@@ -91,11 +93,10 @@ static int32_t chunk_of(Maker *maker, UnitDraft *draft, bool fresh, int64_t *fil
 static rota_status bundle(Maker *maker, const int64_t *order, const int *lane) {
   UnitDraft *drafts = maker->drafts.data;
   int32_t users[WORKS_LANES_MAX] = {-1, -1, -1}; /* the last chunk that used a lane's sums */
-  int64_t fill = 0;
   for (int64_t i = 0; i < maker->drafts.count; i++) {
     UnitDraft *draft = &drafts[order[i]];
     bool fresh = i == 0 || draft->alone || drafts[order[i - 1]].alone;
-    int32_t chunk = chunk_of(maker, draft, fresh, &fill);
+    int32_t chunk = chunk_of(maker, draft, fresh);
     if (chunk < 0)
       return ROTA_OUT_OF_MEMORY;
     draft->unit.after = -1;
@@ -144,18 +145,74 @@ static rota_status add_phase(Maker *maker, const RotaSegment *units, int64_t *un
   return ROTA_OK;
 }
 
-/* scores 0 | scores 1 | gradients 0 | ...: see lib/materialised.h. */
+/* Three places, which chunks take in turns. */
+static void place_in_turns(Maker *maker, int64_t *begin) {
+  RotaChunk *chunks = maker->chunks.data;
+  const int64_t *blocks = maker->chunk_blocks.data;
+  int64_t place = 0;
+  for (int64_t c = 0; c < maker->chunks.count; c++)
+    place = blocks[c] > place ? blocks[c] : place;
+  for (int32_t c = 0; c < maker->chunks.count; c++) {
+    begin[c] = c % ROTA_PLACES * place;
+    chunks[c].free_first = c - ROTA_PLACES;
+    chunks[c].free_count = c >= ROTA_PLACES;
+  }
+  maker->score_blocks = ROTA_PLACES * place;
+}
+
+/* One chunk after the other, around the workspace. A chunk waits for the last one that lay where it
+ * does, and for those before it that this one did not wait for: so that all of them are done. */
+static void place_around(Maker *maker, int64_t room, int64_t *begin) {
+  RotaChunk *chunks = maker->chunks.data;
+  const int64_t *blocks = maker->chunk_blocks.data;
+  int64_t at = 0;
+  for (int32_t c = 0; c < maker->chunks.count; c++) {
+    if (at + blocks[c] > room)
+      at = 0;
+    begin[c] = at;
+    at += blocks[c];
+    maker->score_blocks = at > maker->score_blocks ? at : maker->score_blocks;
+    int32_t last = c - 1;
+    while (last >= 0 && (begin[last] >= at || begin[c] >= begin[last] + blocks[last]))
+      last--;
+    chunks[c].free_first = last < 0 ? 0 : chunks[last].free_first + chunks[last].free_count;
+    chunks[c].free_count = last + 1 - chunks[c].free_first;
+  }
+}
+
+static rota_status place_chunks(Maker *maker, int64_t room) {
+  UnitDraft *drafts = maker->drafts.data;
+  const RotaSegment *units = maker->segments.data;
+  int64_t *begin = memory_allocate((size_t)maker->chunks.count + 1, sizeof *begin);
+  if (!begin)
+    return ROTA_OUT_OF_MEMORY;
+  if (maker_chains(maker))
+    place_around(maker, room, begin);
+  else
+    place_in_turns(maker, begin);
+  for (int64_t i = 0; i < maker->segments.count; i++)
+    drafts[units[i].unit].unit.scores += begin[units[i].chunk];
+  free(begin);
+  return ROTA_OK;
+}
+
+/* scores 0 | scores 1 | gradients 0 | ...: see lib/materialised.h. Gradients come earlier where the
+ * next chunk takes their place. */
 static rota_status order_segments(Maker *maker) {
   Array segments = {0};
   int64_t scored = 0, summed = 0;
-  int32_t count = (int32_t)maker->chunks.count;
+  int32_t count = (int32_t)maker->chunks.count, done = 0;
   const RotaSegment *units = maker->segments.data;
+  const RotaChunk *chunks = maker->chunks.data;
   rota_status status = ROTA_OK;
-  for (int32_t chunk = 0; chunk <= count && status == ROTA_OK; chunk++) {
-    if (chunk < count)
+  for (int32_t chunk = 0; chunk < count + CHUNKS_AHEAD && status == ROTA_OK; chunk++) {
+    int32_t due = chunk < count ? chunks[chunk].free_first + chunks[chunk].free_count : 0;
+    for (; done < due && status == ROTA_OK; done++)
+      status = add_phase(maker, units, &summed, done, false, &segments);
+    if (chunk < count && status == ROTA_OK)
       status = add_phase(maker, units, &scored, chunk, true, &segments);
-    if (chunk > 0 && status == ROTA_OK)
-      status = add_phase(maker, units, &summed, chunk - 1, false, &segments);
+    for (; done <= chunk - CHUNKS_AHEAD && status == ROTA_OK; done++)
+      status = add_phase(maker, units, &summed, done, false, &segments);
   }
   free(maker->segments.data);
   maker->segments = segments;
@@ -182,6 +239,7 @@ static rota_status lay_out(const Maker *maker) {
   place(&end, &works->segments, &maker->segments, sizeof(RotaSegment));
   place(&end, &works->chunks, &maker->chunks, sizeof(RotaChunk));
   place(&end, &works->works, &maker->works, sizeof(RotaWork));
+  place(&end, &works->offsets, &maker->offsets, sizeof(int32_t));
   works->image_bytes = end > 0 ? end : SECTION_ALIGN;
   works->image = memory_allocate(works->image_bytes, 1);
   if (!works->image)
@@ -193,8 +251,8 @@ static rota_status lay_out(const Maker *maker) {
   copy_section(works, works->segments, &maker->segments, sizeof(RotaSegment));
   copy_section(works, works->chunks, &maker->chunks, sizeof(RotaChunk));
   copy_section(works, works->works, &maker->works, sizeof(RotaWork));
+  copy_section(works, works->offsets, &maker->offsets, sizeof(int32_t));
   works->tickets = (int32_t)maker->tickets;
-  works->place_blocks = (int32_t)maker->place_blocks;
   return ROTA_OK;
 }
 
@@ -207,7 +265,7 @@ static int64_t take(int64_t *end, int64_t bytes) {
 static rota_status reserve_workspace(const Maker *maker) {
   Plan *plan = maker->plan;
   RotaWorkspace *workspace = &plan->workspace;
-  int64_t end = workspace->works, blocks = ROTA_PLACES * maker->place_blocks;
+  int64_t end = workspace->works, blocks = maker->score_blocks;
   workspace->scores = take(&end, blocks * maker_block_bytes(maker));
   workspace->stats = take(&end, maker->backward ? 0 : blocks / 4 * WORKS_STAT_BYTES);
   workspace->sum_q = take(&end, maker->lanes * maker->sum_rows * maker_row_sums(maker));
@@ -252,20 +310,20 @@ static rota_status make(Maker *maker) {
   int64_t all = 0, largest = 0;
   const UnitDraft *drafts = maker->drafts.data;
   for (int64_t i = 0; i < maker->drafts.count; i++) {
-    int64_t blocks = (int64_t)drafts[i].unit.rows * drafts[i].unit.kv_tiles * 2;
-    all += blocks;
-    largest = blocks > largest ? blocks : largest;
+    all += drafts[i].blocks;
+    largest = drafts[i].blocks > largest ? drafts[i].blocks : largest;
   }
   int64_t sums = maker->lanes * (maker->sum_rows * maker_row_sums(maker) +
                                  maker->sum_kv_tiles * maker_key_sums(maker));
-  int64_t room = plan->workspace_limit - plan->workspace.works - sums;
-  int64_t limit = room / ROTA_PLACES / maker_block_cost(maker), wanted = all / CHUNKS_WANTED;
-  int64_t least = CHUNK_BYTES_LEAST / maker_block_bytes(maker);
+  int64_t room = (plan->workspace_limit - plan->workspace.works - sums) / maker_block_cost(maker);
+  int64_t limit = room / (maker_chains(maker) ? CHUNKS_AROUND : ROTA_PLACES);
+  int64_t wanted = all / CHUNKS_WANTED, least = CHUNK_BYTES_LEAST / maker_block_bytes(maker);
   wanted = wanted < least ? least : wanted;
   maker->place_limit = wanted < limit ? wanted : limit;
   if (maker->place_limit < largest)
     maker->place_limit = largest;
   ROTA_TRY(bundle_units(maker));
+  ROTA_TRY(place_chunks(maker, room));
   ROTA_TRY(order_segments(maker));
   ROTA_TRY(lay_out(maker));
   return reserve_workspace(maker);
@@ -306,5 +364,7 @@ rota_status works_build(const Spec *spec, Plan *plan) {
   free(maker.works.data);
   free(maker.segments.data);
   free(maker.chunks.data);
+  free(maker.chunk_blocks.data);
+  free(maker.offsets.data);
   return status;
 }

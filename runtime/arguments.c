@@ -353,10 +353,10 @@ static void fill_works(const rota_plan *plan, char *scratch, RotaMaterialised *b
   block->segments = device_pointer(plan->works_image, works->segments.offset);
   block->chunks = device_pointer(plan->works_image, works->chunks.offset);
   block->works = device_pointer(plan->works_image, works->works.offset);
+  block->offsets = device_pointer(plan->works_image, works->offsets.offset);
   block->segment_count = (int)works->segments.count;
   block->chunk_count = (int)works->chunks.count;
   block->ticket_count = works->tickets;
-  block->place_blocks = works->place_blocks;
   block->scores = (unsigned char *)scratch + workspace->scores;
   block->stats = (float *)(void *)(scratch + workspace->stats);
   block->sum_q = (float *)(void *)(scratch + workspace->sum_q);

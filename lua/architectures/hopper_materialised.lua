@@ -30,7 +30,8 @@ local function chains(spec)
   local stage = works.PART * (boxes(columns) + math.max(boxes(columns_v), 2))
   local stages = math.min(ROOM // stage, STAGES_MAX)
   -- A score's slope would have to be kept beside P.
-  if spec.has_score or math.max(columns, columns_v) > 256 or stages < STAGES_LEAST then return end
+  local wide = math.max(spec.head_dim, spec.head_dim_v) > 256
+  if spec.has_score or wide or stages < STAGES_LEAST then return end
   return {
     template = "templates/hopper/materialised_chains.cuh",
     score_planes = 1, -- dS

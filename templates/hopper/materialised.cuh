@@ -32,44 +32,28 @@ struct GradientLoader : WorkLoader<GradientLoader> {
   using WorkLoader::WorkLoader;
   static constexpr bool kLongScores = false;
 
-  ROTA_DEVICE int group_row(const RotaVisit &visit) const {
-    return (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT) * sequence.q_tiles +
-           (int)(visit.tile & ROTA_VISIT_TILE);
-  }
-  ROTA_DEVICE bool in_unit(int row) const {
-    return row >= unit.row_begin && row < unit.row_begin + unit.rows;
-  }
-  // The last visit of a chain within the unit; -1 if there is none.
-  ROTA_DEVICE int last_visit(const RotaChain &chain) const {
-    for (int i = chain.visit_end - 1; i >= chain.visit_begin; i--)
-      if (in_unit(group_row(arguments.visits[i])))
-        return i;
-    return -1;
-  }
-
   // dV or dK: over the queries that attend to a kv tile. Visits are fetched 32 at a time.
   template <int kColumns>
-  ROTA_DEVICE void load_visits(const RotaTensorMap *map, int kv_tile, int column, int offset_a) {
-    const RotaChain chain = arguments.chains[unit.chain_table + kv_tile];
-    const int last = last_visit(chain);
+  ROTA_DEVICE void load_visits(const RotaTensorMap *map, const Task &task, int kv_tile,
+                               int offset_a) {
+    const int column = task.columns;
     RotaVisit batch = {0, 0};
-    for (int i = chain.visit_begin; i <= last; i++) {
-      const int lane = (i - chain.visit_begin) % kWarp;
-      if (lane == 0 && i + lane_index() <= last)
+    for (int i = task.kv_begin; i < task.kv_end; i++) {
+      const int lane = (i - task.kv_begin) % kWarp;
+      if (lane == 0 && i + lane_index() < task.kv_end)
         batch = arguments.visits[i + lane_index()];
       RotaVisit visit;
       visit.tile = __shfl_sync(kAllLanes, batch.tile, lane);
       visit.rank = __shfl_sync(kAllLanes, batch.rank, lane);
       const int row = group_row(visit);
-      if (!in_unit(row))
-        continue;
       const int q = (int)(visit.tile & ROTA_VISIT_TILE) * kTileQ;
       const int head = unit.kv_head * kGroup + (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT);
       const unsigned char *a = plan.scores + block(row, 2 * kv_tile) * kScoreBlock + offset_a;
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int first = q + 64 * half;
-        const StageNote note = {half == 1 && i == last, false, rows_beyond(first, sequence.n_q), 0};
+        const StageNote note = {half == 1 && i + 1 == task.kv_end, false,
+                                rows_beyond(first, sequence.n_q), 0};
         step(gradient_bytes<kColumns>(), note, [&](unsigned stage, unsigned barrier) {
           copy_bytes(stage, a + half * kPartBytes, kPartBytes, barrier);
           copy_bytes(stage + kPartBytes, a + half * kPartBytes + kScoreBlock, kPartBytes, barrier);
@@ -96,13 +80,17 @@ struct GradientLoader : WorkLoader<GradientLoader> {
     const unsigned kind = work.what & 3u;
     const bool keys = kind != ROTA_WORK_DQ;
     const int column_block = (int)(work.what >> 2);
+    const VisitRange visits =
+        keys ? visits_within(arguments.chains[unit.chain_table + work.tile]) : VisitRange();
     Task task = describe_rows(work, keys);
     task.columns = column_block * (kind == ROTA_WORK_DV ? kColumnsV : kColumnsK);
     // Tiles of sums: [kv tile][blocks of dV, then of dK]; [group row][blocks].
     if (keys) {
       task.place = (long long)(unit.sum_k + work.tile - unit.kv_begin) * (kBlocksV + kBlocksK) +
                    (kind == ROTA_WORK_DK ? kBlocksV : 0) + column_block;
-      task.steps = last_visit(arguments.chains[unit.chain_table + work.tile]) >= 0;
+      task.kv_begin = visits.begin;
+      task.kv_end = visits.end;
+      task.steps = visits.end - visits.begin;
     } else {
       task.place = (long long)(unit.sum_q + work.tile - unit.row_begin) * kBlocksK + column_block;
       task.steps = count_tiles(arguments.rows[task.table]);
@@ -119,10 +107,10 @@ struct GradientLoader : WorkLoader<GradientLoader> {
       load_scores<kHeadDimV>(&maps.map[kMapDO], &maps.map[kMapV], task);
       break;
     case ROTA_WORK_DV:
-      load_visits<kColumnsV>(&maps.map[kMapDO], work.tile, task.columns, 0);
+      load_visits<kColumnsV>(&maps.map[kMapDO], task, work.tile, 0);
       break;
     case ROTA_WORK_DK:
-      load_visits<kColumnsK>(&maps.map[kMapQ], work.tile, task.columns, kBytesA);
+      load_visits<kColumnsK>(&maps.map[kMapQ], task, work.tile, kBytesA);
       break;
     default:
       load_keys(task, work.tile);

@@ -52,22 +52,14 @@ struct ChainLoader : WorkLoader<ChainLoader> {
   using WorkLoader::WorkLoader;
   static constexpr bool kLongScores = true;
 
-  ROTA_DEVICE int group_row(const RotaVisit &visit) const {
-    return (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT) * sequence.q_tiles +
-           (int)(visit.tile & ROTA_VISIT_TILE);
+  // Number of the first block of a group row, from the unit's first; that of keys 64 i is i
+  // further.
+  ROTA_DEVICE int row_blocks(int row) const {
+    return plan.offsets[unit.offsets + row - unit.row_begin];
   }
-  ROTA_DEVICE bool in_unit(const RotaVisit &visit) const {
-    const int row = group_row(visit);
-    return row >= unit.row_begin && row < unit.row_begin + unit.rows;
+  ROTA_DEVICE long long block_of(int row, int kv64) const {
+    return unit.scores + row_blocks(row) + kv64;
   }
-  // The last visit of a chain within the unit; -1 if there is none.
-  ROTA_DEVICE int last_visit(const RotaChain &chain) const {
-    for (int i = chain.visit_end - 1; i >= chain.visit_begin; i--)
-      if (in_unit(arguments.visits[i]))
-        return i;
-    return -1;
-  }
-
   // 64 rows of K and V, or of Q and dO.
   ROTA_DEVICE void rows(unsigned stage, int map, int map_v, int row, int head,
                         unsigned barrier) const {
@@ -90,7 +82,8 @@ struct ChainLoader : WorkLoader<ChainLoader> {
   }
   // 64 queries of a visit; words: bits and how many queries exist, the first, head, where its dS
   // goes.
-  ROTA_DEVICE void load_queries(const RotaVisit &visit, int kv_tile, int half, bool last) {
+  ROTA_DEVICE void load_queries(const RotaVisit &visit, int kv_tile, int place, int half,
+                                bool last) {
     const int q = (int)(visit.tile & ROTA_VISIT_TILE) * kTileQ + kQueries * half;
     const int head = unit.kv_head * kGroup + (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT);
     barrier_wait_phase(barriers.empty(ring.stage()), ring.parity());
@@ -104,8 +97,7 @@ struct ChainLoader : WorkLoader<ChainLoader> {
                                    (unsigned)left << kWordLeft);
       store_shared_word(words + 4, (unsigned)q);
       store_shared_word(words + 8, (unsigned)head);
-      store_shared_word(words + 12,
-                        (unsigned)((group_row(visit) - unit.row_begin) * 4 * unit.kv_tiles + half));
+      store_shared_word(words + 12, (unsigned)place);
       barrier_expect(barrier, kRowsBytes + 2 * kValueBytes);
       const unsigned values = shared + (unsigned)(kStageScales + kScalesBytes * ring.stage());
       const long long all = (long long)arguments.tiles * arguments.heads;
@@ -119,95 +111,99 @@ struct ChainLoader : WorkLoader<ChainLoader> {
     __syncwarp();
     ring.advance_rest();
   }
-  ROTA_DEVICE void load_chain(int kv_tile) {
-    load_keys_of_chain(kv_tile);
-    const RotaChain chain = arguments.chains[unit.chain_table + kv_tile];
-    const int last = last_visit(chain);
-    for (int i = chain.visit_begin; i <= last; i++) {
-      const RotaVisit visit = arguments.visits[i];
-      if (!in_unit(visit))
-        continue;
-      // Of a tile at the sequence's end the second half may not exist.
-      const int q = (int)(visit.tile & ROTA_VISIT_TILE) * kTileQ;
-      const bool both = q + kQueries < sequence.n_q;
-      load_queries(visit, kv_tile, 0, i == last && !both);
-      if (both)
-        load_queries(visit, kv_tile, 1, i == last);
+  // act(visit, its first block, whether it is the last): of a kv tile's visits in the unit, fetched
+  // 32 at a time.
+  template <class Act> ROTA_DEVICE void for_visits(const Task &task, int kv_tile, Act act) const {
+    RotaVisit batch = {0, 0};
+    int batch_block = 0;
+    for (int i = task.kv_begin; i < task.kv_end; i++) {
+      const int lane = (i - task.kv_begin) % kWarp;
+      if (lane == 0 && i + lane_index() < task.kv_end) {
+        batch = arguments.visits[i + lane_index()];
+        batch_block = row_blocks(group_row(batch)) + 2 * kv_tile;
+      }
+      RotaVisit visit;
+      visit.tile = __shfl_sync(kAllLanes, batch.tile, lane);
+      visit.rank = __shfl_sync(kAllLanes, batch.rank, lane);
+      act(visit, __shfl_sync(kAllLanes, batch_block, lane), i + 1 == task.kv_end);
     }
+  }
+  // Of a tile at the sequence's end the second half may not exist.
+  ROTA_DEVICE bool has_both(const RotaVisit &visit) const {
+    return (int)(visit.tile & ROTA_VISIT_TILE) * kTileQ + kQueries < sequence.n_q;
+  }
+  ROTA_DEVICE void load_chain(const Task &task, int kv_tile) {
+    load_keys_of_chain(kv_tile);
+    for_visits(task, kv_tile, [&](const RotaVisit &visit, int block, bool last) {
+      const bool both = has_both(visit);
+#pragma unroll 1
+      for (int half = 0; half <= (int)both; half++)
+        load_queries(visit, kv_tile, 2 * block + half, half, last && half == (int)both);
+    });
   }
 
   // dK, where chains do not make it.
-  ROTA_DEVICE void load_visits(int kv_tile) {
-    const RotaChain chain = arguments.chains[unit.chain_table + kv_tile];
-    const int last = last_visit(chain);
-    for (int i = chain.visit_begin; i <= last; i++) {
-      const RotaVisit visit = arguments.visits[i];
-      if (!in_unit(visit))
-        continue;
+  ROTA_DEVICE void load_visits(const Task &task, int kv_tile) {
+    for_visits(task, kv_tile, [&](const RotaVisit &visit, int block, bool last) {
       const int q = (int)(visit.tile & ROTA_VISIT_TILE) * kTileQ;
       const int head = unit.kv_head * kGroup + (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT);
-      const bool both = q + kQueries < sequence.n_q;
-      for (int half = 0; half <= both; half++) {
+      const bool both = has_both(visit);
+#pragma unroll 1
+      for (int half = 0; half <= (int)both; half++) {
         const int first = q + kQueries * half;
-        const StageNote note = {half == both && i == last, false, rows_beyond(first, sequence.n_q),
+        const StageNote note = {last && half == (int)both, false, rows_beyond(first, sequence.n_q),
                                 0};
         step(gradient_bytes<kColumnsK>(), note, [&](unsigned stage, unsigned barrier) {
           const unsigned char *a =
-              plan.scores + block(group_row(visit), 2 * kv_tile) * kScoreBlock + half * kPartBytes;
+              plan.scores + (unit.scores + block) * kScoreBlock + half * kPartBytes;
           copy_bytes(stage, a, kPartBytes, barrier);
           copy_bytes(stage + kPartBytes, a + kScoreBlock, kPartBytes, barrier);
           boxes_along<kColumnsK>(stage + kBytesA, &maps.map[kMapQ], 0, tensor_q(first), head,
                                  barrier);
         });
       }
-    }
+    });
   }
 
   // dQ.
   ROTA_DEVICE void load_keys(const Task &task, int row) {
     for_keys(arguments.rows[task.table], [&](int kv64, const StageNote &note) {
       step(gradient_bytes<kColumnsK>(), note, [&](unsigned stage, unsigned barrier) {
-        copy_bytes(stage, plan.scores + block(row, kv64) * kScoreBlock, kBytesA, barrier);
+        copy_bytes(stage, plan.scores + block_of(row, kv64) * kScoreBlock, kBytesA, barrier);
         boxes_along<kColumnsK>(stage + kBytesA, &maps.map[kMapK], 0, tensor_k(note.key),
                                unit.kv_head, barrier);
       });
     });
   }
 
-  // Whether the unit has its first visit, and its last. Chains that are cut ascend.
-  ROTA_DEVICE int chain_flags(const RotaChain &chain) const {
-    const bool none = chain.visit_begin == chain.visit_end;
-    const int first = none ? 0 : group_row(arguments.visits[chain.visit_begin]);
-    const int last = none ? 0 : group_row(arguments.visits[chain.visit_end - 1]);
-    return (none || first >= unit.row_begin ? ROTA_UNIT_FIRST_K : 0) |
-           (none || last < unit.row_begin + unit.rows ? ROTA_UNIT_LAST_K : 0);
-  }
-
   ROTA_DEVICE Task describe(const RotaWork &work) const {
     const unsigned kind = work.what & 3u;
     const bool keys = kind != ROTA_WORK_DQ;
     // First: registers are short.
-    const int steps = keys ? last_visit(arguments.chains[unit.chain_table + work.tile]) >= 0
-                           : count_tiles(arguments.rows[row_entry(work.tile)]);
+    const VisitRange visits =
+        keys ? visits_within(arguments.chains[unit.chain_table + work.tile]) : VisitRange();
+    const int steps =
+        keys ? visits.end - visits.begin : count_tiles(arguments.rows[row_entry(work.tile)]);
     Task task = describe_rows(work, keys);
-    if (keys)
-      task.flags = chain_flags(arguments.chains[unit.chain_table + work.tile]);
-    task.flags |= boxes_flag(task, keys, kHeadDim, kColumnsK);
     task.steps = steps;
     if (keys) { // two tiles of sums: dV, dK
-      task.place = block(unit.row_begin, 2 * work.tile);
+      task.flags = (visits.first ? ROTA_UNIT_FIRST_K : 0) | (visits.last ? ROTA_UNIT_LAST_K : 0);
+      task.kv_begin = visits.begin;
+      task.kv_end = visits.end;
+      task.place = unit.scores;
       task.sums = 2 * (unit.sum_k + work.tile - unit.kv_begin) + (kind == ROTA_WORK_DK);
     } else {
       task.sums = unit.sum_q + work.tile - unit.row_begin;
     }
+    task.flags |= boxes_flag(task, keys, kHeadDim, kColumnsK);
     return task;
   }
 
   ROTA_DEVICE void load(const RotaWork &work, const Task &task) {
     if (task.kind == ROTA_WORK_SCORES)
-      load_chain(work.tile);
+      load_chain(task, work.tile);
     else if (!kMakesKeys && task.kind == ROTA_WORK_DK)
-      load_visits(work.tile);
+      load_visits(task, work.tile);
     else
       load_keys(task, work.tile);
   }

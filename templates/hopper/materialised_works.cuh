@@ -75,7 +75,7 @@ struct Task {
   int columns, chunk, flags, steps;    // first key or first column
   long long place;                     // block of P in the workspace; or tile of sums
   int table, sums;                     // entry in the table of rows; forward: tile of sums
-  int kv_begin, kv_end;                // kv tiles of the unit
+  int kv_begin, kv_end;                // kv tiles of the unit; or visits of a kv tile in it
   int tensor_row, slot;                // first_row in the tensors
 };
 constexpr int kTaskEnd = 4;
@@ -224,8 +224,9 @@ template <class Kernel> struct WorkLoader {
     if (lane_index() == 0)
       current.ready = key;
     if (scores) {
-      if (c >= ROTA_PLACES)
-        wait_for_gradients(c - ROTA_PLACES);
+      const RotaChunk chunk = plan.chunks[c];
+      for (int i = 0; i < chunk.free_count; i++)
+        wait_for_gradients(chunk.free_first + i);
     } else {
       wait_for_scores(c);
     }
@@ -258,8 +259,8 @@ template <class Kernel> struct WorkLoader {
 
   // Number of the block of 64 keys `kv64` of a group row.
   ROTA_DEVICE long long block(int row, int kv64) const {
-    return (long long)(current.chunk % ROTA_PLACES) * plan.place_blocks + unit.scores +
-           (long long)(row - unit.row_begin) * (2 * unit.kv_tiles) + (kv64 - 2 * unit.kv_begin);
+    return unit.scores + (long long)(row - unit.row_begin) * (2 * unit.kv_tiles) +
+           (kv64 - 2 * unit.kv_begin);
   }
   ROTA_DEVICE int tensor_q(int q) const { return (int)sequence.begin_q + q; }
   ROTA_DEVICE int tensor_k(int k) const { return (int)sequence.begin_k + k; }
@@ -327,6 +328,31 @@ template <class Kernel> struct WorkLoader {
       count += larger(0, smaller(end, unit.kv_begin + unit.kv_tiles) - first);
     }
     return count;
+  }
+  ROTA_DEVICE int group_row(const RotaVisit &visit) const {
+    return (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT) * sequence.q_tiles +
+           (int)(visit.tile & ROTA_VISIT_TILE);
+  }
+  // The visits of a chain that are in the unit: one after another, since chains that are cut
+  // ascend.
+  struct VisitRange {
+    int begin, end;
+    bool first, last; // whether these are the chain's first, and its last
+  };
+  ROTA_DEVICE VisitRange visits_within(const RotaChain &chain) const {
+    int before = 0, within = 0;
+    for (int i = chain.visit_begin + lane_index(); i < chain.visit_end; i += kWarp) {
+      const int row = group_row(arguments.visits[i]) - unit.row_begin;
+      before += row < 0;
+      within += row >= 0 && row < unit.rows;
+    }
+#pragma unroll
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+      before += __shfl_xor_sync(kAllLanes, before, step);
+      within += __shfl_xor_sync(kAllLanes, within, step);
+    }
+    const int begin = chain.visit_begin + before, end = begin + within;
+    return {begin, end, before == 0, end == chain.visit_end};
   }
   ROTA_DEVICE int row_entry(int row) const {
     return unit.row_table + row / sequence.q_tiles * unit.row_step + row % sequence.q_tiles;

@@ -15,7 +15,8 @@
 // clang-format on
 //
 // Three places, so that scores 2 need not wait for the last of gradients 0: with two, each chunk
-// cost its longest work once more (d 256, 16k tokens: 125 us of 350).
+// cost its longest work once more (d 256, 16k tokens: 125 us of 350). Where dK and dV are made with
+// the scores, chunks lie one after another around the workspace, as many as it holds.
 //
 // segments[s] = a phase of a unit: tickets from first_ticket on, entries of `works` from work_begin
 // on, which units of the same mask share. What a ticket needs belongs to lower tickets.
@@ -31,8 +32,8 @@ typedef struct RotaUnit {
   int flags;               // ROTA_UNIT_*
   int sum_q, sum_k;        // its first tile of sums of dQ; of dK and dV
   int after;               // chunk that must be done before its gradients: its sums' last user; -1
-  int spare;
-  long long scores; // its first block of P and dS, from the chunk's place
+  int offsets;             // where dK and dV are made with the scores: its rows' in `offsets`
+  long long scores;        // its first block of P and dS
 } RotaUnit;
 // The first or last of the units that add to its dQ (which differ in kv tiles), to its dK and dV.
 #define ROTA_UNIT_FIRST_Q 1
@@ -47,7 +48,8 @@ typedef struct RotaSegment {
 } RotaSegment;
 
 typedef struct RotaChunk {
-  int scores, gradients; // works of each phase
+  int scores, gradients;      // works of each phase
+  int free_first, free_count; // chunks whose gradients must be done before its scores: their place
 } RotaChunk;
 
 // tile: group row, or kv tile of dV and dK. what: kind (2 bits); then for gradients the block of
@@ -66,9 +68,9 @@ typedef struct RotaMaterialised {
   const RotaSegment *segments;
   const RotaChunk *chunks;
   const RotaWork *works;
+  const int *offsets; // of a unit's rows: block of keys 64 i is unit.scores + offset + i
   int segment_count, chunk_count, ticket_count;
-  int place_blocks;      // blocks of a chunk's place
-  unsigned char *scores; // the places; a block: P, then dS of 128 queries x 64 keys, 16 KB each
+  unsigned char *scores; // blocks: P, then dS of 128 queries x 64 keys, 16 KB each
   float *sum_q, *sum_k;  // tiles of 128 rows, in an order the kernel chooses
   float *stats;          // forward: for each 4 blocks, 128 maxima and 128 sums
   int *counters;         // the ticket; then for each chunk warpgroups that have finished a work

@@ -215,6 +215,47 @@ static void check_after(const View *view, int64_t segment) {
   }
 }
 
+/* Blocks of a unit. */
+static int64_t unit_blocks(const View *view, const RotaUnit *unit) {
+  const int32_t *offsets =
+      (const void *)(view->plan->works.image + view->plan->works.offsets.offset);
+  if (!view->chains)
+    return (int64_t)unit->rows * unit->kv_tiles * 2;
+  int64_t end = 0;
+  for (int32_t row = 0; row < unit->rows; row++)
+    for (int32_t kv = unit->kv_begin; kv < unit->kv_begin + unit->kv_tiles; kv++) {
+      if (kind_at(view, unit, unit->row_begin + row, kv) == TILE_EMPTY)
+        continue;
+      int64_t block = offsets[unit->offsets + row] + 2 * kv;
+      assert_true(block >= 0);
+      if (row > 0 && end > block) /* rows lie one after another */
+        assert_int_equal(block, end);
+      end = block + 2;
+    }
+  return end;
+}
+
+/* No chunk's scores are written where those of another lie whose gradients may not be done: chunk c
+ * waits for some, these have waited for others. */
+static void check_place(const View *view, int64_t segment) {
+  const RotaSegment *own = &view->segments[segment];
+  const RotaUnit *unit = &view->units[own->unit];
+  const RotaChunk *chunk = &view->chunks[own->chunk];
+  int64_t end = unit->scores + unit_blocks(view, unit);
+  assert_true(unit->scores >= 0);
+  int32_t done = chunk->free_count > 0 ? chunk->free_first + chunk->free_count : 0;
+  if (view->chains && done > 0) { /* the last one has waited for all that this one does not */
+    const RotaChunk *last = &view->chunks[done - 1];
+    assert_true(last->free_first + last->free_count >= chunk->free_first);
+  }
+  for (int64_t s = 0; s < segment; s++) {
+    const RotaSegment *other = &view->segments[s];
+    const RotaUnit *there = &view->units[other->unit];
+    if (other->chunk < own->chunk && other->chunk >= done && there->scores < end)
+      assert_true(there->scores + unit_blocks(view, there) <= unit->scores);
+  }
+}
+
 /* Goes through the tickets in order, as if one block took them all. */
 static void check_works(const Plan *plan) {
   View view = view_of(plan);
@@ -228,8 +269,7 @@ static void check_works(const Plan *plan) {
     Plane *plane = &planes[unit->sequence * plan->kv_heads + unit->kv_head];
     assert_int_equal(segment->first_ticket, ticket);
     check_after(&view, s);
-    int64_t blocks = (int64_t)unit->rows * unit->kv_tiles * 2;
-    assert_true(unit->scores % 4 == 0 && unit->scores + blocks <= works->place_blocks);
+    check_place(&view, s);
     for (; ticket < segment_end(&view, s); ticket++) {
       const RotaWork *work = &view.works[segment->work_begin + ticket - segment->first_ticket];
       bool scores = (work->what & 3) == ROTA_WORK_SCORES;
@@ -239,6 +279,11 @@ static void check_works(const Plan *plan) {
         take_score(&view, unit, work, plane);
       else
         take_gradient(&view, unit, work, plane);
+      if (scores) /* gradients that it waits for have lower tickets */
+        for (int32_t i = 0; i < view.chunks[segment->chunk].free_count; i++) {
+          int32_t freed = view.chunks[segment->chunk].free_first + i;
+          assert_int_equal(counted[freed].gradients, view.chunks[freed].gradients);
+        }
       counted[segment->chunk].scores += scores;
       counted[segment->chunk].gradients += !scores;
       if (!scores) /* all scores of its chunk have lower tickets */
@@ -247,7 +292,8 @@ static void check_works(const Plan *plan) {
   }
   assert_int_equal(ticket, works->tickets);
   for (int64_t i = 0; i < works->chunks.count; i++)
-    assert_memory_equal(&counted[i], &view.chunks[i], sizeof(RotaChunk));
+    assert_true(counted[i].scores == view.chunks[i].scores &&
+                counted[i].gradients == view.chunks[i].gradients);
   for (int32_t i = 0; i < plan->lengths->batch * plan->kv_heads; i++)
     check_plane(&view, i, &planes[i]);
   free(counted);
