@@ -9,7 +9,7 @@
 enum {
   SECTION_ALIGN = 16,
   WORKSPACE_ALIGN = 256,
-  CHUNKS_AHEAD = 1,  /* of scores, before a chunk's gradients */
+  CHUNKS_AHEAD = 3,  /* of scores at most, before a chunk's gradients */
   CHUNKS_AROUND = 5, /* that the workspace holds at least, of chains */
   CHUNKS_WANTED = 6, /* so that one phase of a chunk overlaps with another's other phase */
 };
@@ -196,8 +196,21 @@ static rota_status place_chunks(Maker *maker, int64_t room) {
   return ROTA_OK;
 }
 
-/* scores 0 | scores 1 | gradients 0 | ...: see lib/materialised.h. Gradients come earlier where the
- * next chunk takes their place. */
+/* How many chunks' gradients go ahead of the scores of chunk + 1: where chunks take turns in three
+ * places, all but this one's. Of chains those that chunk + 2 waits for, so that they run beside a
+ * whole chunk of scores; the more chunks the workspace holds, the fewer need to be waited for. */
+static int32_t gradients_due(const Maker *maker, int32_t chunk) {
+  const RotaChunk *chunks = maker->chunks.data;
+  int32_t later = chunk + 2, due = chunk - CHUNKS_AHEAD + 1;
+  if (!maker_chains(maker))
+    return chunk;
+  later = later < maker->chunks.count ? later : (int32_t)maker->chunks.count - 1;
+  int32_t freed = chunks[later].free_first + chunks[later].free_count;
+  due = freed > due ? freed : due;
+  return due < chunk ? due : chunk;
+}
+
+/* scores 0 | scores 1 | gradients 0 | ...: see lib/materialised.h. */
 static rota_status order_segments(Maker *maker) {
   Array segments = {0};
   int64_t scored = 0, summed = 0;
@@ -205,15 +218,17 @@ static rota_status order_segments(Maker *maker) {
   const RotaSegment *units = maker->segments.data;
   const RotaChunk *chunks = maker->chunks.data;
   rota_status status = ROTA_OK;
-  for (int32_t chunk = 0; chunk < count + CHUNKS_AHEAD && status == ROTA_OK; chunk++) {
-    int32_t due = chunk < count ? chunks[chunk].free_first + chunks[chunk].free_count : 0;
-    for (; done < due && status == ROTA_OK; done++)
+  for (int32_t chunk = 0; chunk < count && status == ROTA_OK; chunk++) {
+    int32_t freed = chunks[chunk].free_first + chunks[chunk].free_count;
+    for (; done < freed && status == ROTA_OK; done++)
       status = add_phase(maker, units, &summed, done, false, &segments);
-    if (chunk < count && status == ROTA_OK)
+    if (status == ROTA_OK)
       status = add_phase(maker, units, &scored, chunk, true, &segments);
-    for (; done <= chunk - CHUNKS_AHEAD && status == ROTA_OK; done++)
+    for (int32_t due = gradients_due(maker, chunk); done < due && status == ROTA_OK; done++)
       status = add_phase(maker, units, &summed, done, false, &segments);
   }
+  for (; done < count && status == ROTA_OK; done++)
+    status = add_phase(maker, units, &summed, done, false, &segments);
   free(maker->segments.data);
   maker->segments = segments;
   return status;
