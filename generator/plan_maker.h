@@ -13,7 +13,7 @@ enum {
   WORKS_PLANE_BYTES = 16384, /* a tile's 128 queries x 64 keys in 16 bits */
   WORKS_STAT_BYTES = 1024,   /* of a query tile and a pair of kv tiles */
   WORKS_COLUMNS_MAX = 256,   /* of a block of columns */
-  WORKS_LANES_MAX = 3,       /* planes that take turns: of chains; else */
+  WORKS_LANES_MAX = 4,       /* planes that take turns: of chains; else */
   WORKS_LANES_SUMS = 2,
 };
 
@@ -46,7 +46,7 @@ typedef struct Maker {
   Array chunk_blocks; /* int64_t: of each chunk */
   int64_t sum_rows, sum_kv_tiles, place_limit;
   int64_t score_blocks; /* that the workspace has */
-  int lanes; /* planes that take turns where they are cut */
+  int lanes;            /* planes that take turns where they are cut */
   int64_t tickets;
 } Maker;
 

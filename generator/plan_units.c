@@ -317,10 +317,10 @@ static RotaRun span_of(const Maker *maker, const RotaRow *row, int32_t begin, in
   return span;
 }
 
-/* Units of whole rows with at most `area` tiles each, up to the last key that theirs attend to; the
- * last has all keys. How many there are; with `drafts`, they are added. */
-static rota_status add_row_units(Maker *maker, const RotaUnit *head, int64_t area, bool drafts,
-                                 int64_t *count) {
+/* Units of whole rows, of `most` at most, with at most `area` tiles each, up to the last key that
+ * theirs attend to; the last has all keys. How many there are; with `drafts`, they are added. */
+static rota_status add_row_units(Maker *maker, const RotaUnit *head, int64_t most, int64_t area,
+                                 bool drafts, int64_t *count) {
   const RotaSequence *sequence = &maker->sequences[head->sequence];
   int64_t rows = (int64_t)sequence->q_tiles * maker->group;
   *count = 0;
@@ -330,7 +330,7 @@ static rota_status add_row_units(Maker *maker, const RotaUnit *head, int64_t are
     for (end = begin; end < rows; end++) {
       RotaRun span = span_of(maker, row_of(maker, head, (int32_t)end), 0, sequence->kv_tiles);
       int64_t width = (int64_t)span.end_kind - span.begin;
-      if (width > 0 && end > begin && tiles + width > area)
+      if (end - begin >= most || (width > 0 && end > begin && tiles + width > area))
         break;
       if (width <= 0)
         continue;
@@ -351,17 +351,18 @@ static rota_status add_row_units(Maker *maker, const RotaUnit *head, int64_t are
 
 /* As many as the cut's units need at least, equally large. */
 static rota_status add_even_units(Maker *maker, const RotaUnit *head, const Cut *cut) {
+  int64_t rows = cut->rows * 3 / 2 + 1; /* where they have few keys: a chain must not be too long */
   int64_t most = cut->rows * cut->kv_tiles, least = 1, wanted, count;
-  ROTA_TRY(add_row_units(maker, head, most, false, &wanted));
+  ROTA_TRY(add_row_units(maker, head, rows, most, false, &wanted));
   while (least < most) {
     int64_t middle = (least + most) / 2;
-    ROTA_TRY(add_row_units(maker, head, middle, false, &count));
+    ROTA_TRY(add_row_units(maker, head, rows, middle, false, &count));
     if (count > wanted)
       least = middle + 1;
     else
       most = middle;
   }
-  return add_row_units(maker, head, most, true, &count);
+  return add_row_units(maker, head, rows, most, true, &count);
 }
 
 /* One kv head's units, in the order in which their sums go on. */

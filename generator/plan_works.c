@@ -92,7 +92,7 @@ static int32_t chunk_of(Maker *maker, UnitDraft *draft, bool fresh) {
  * others is a chunk by itself. maker->segments: until they are made, unit and chunk of each. */
 static rota_status bundle(Maker *maker, const int64_t *order, const int *lane) {
   UnitDraft *drafts = maker->drafts.data;
-  int32_t users[WORKS_LANES_MAX] = {-1, -1, -1}; /* the last chunk that used a lane's sums */
+  int32_t users[WORKS_LANES_MAX] = {-1, -1, -1, -1}; /* the last chunk that used a lane's sums */
   for (int64_t i = 0; i < maker->drafts.count; i++) {
     UnitDraft *draft = &drafts[order[i]];
     bool fresh = i == 0 || draft->alone || drafts[order[i - 1]].alone;
