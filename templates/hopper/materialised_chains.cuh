@@ -320,7 +320,7 @@ struct ChainConsumer : WorkConsumer {
     const int first = task.first_row + 64 * group + own_thread() / kWarp * 16 + lane / 4;
     const Position from = {q + 2 * (lane % 4), first,        head,
                            sequence.batch,     sequence.n_q, sequence.n_k};
-    if constexpr (kMaskUsesTensors) { // in a loop, which needs few registers
+    if constexpr (kMaskUsesTensors || !kMaskIsInterval) { // in a loop, with few registers
       unsigned bits = 0;
 #pragma unroll 1
       for (int i = 0; i < kScores; i++)
@@ -385,7 +385,8 @@ struct ChainConsumer : WorkConsumer {
     barrier_arrive(barriers.staged(group, 0));
     staging.advance();
   }
-  // dS [q][k] from the fragments of dS^T.
+  // dS [q][k] from the fragments of dS^T. `place`: the word of shared memory that says where it
+  // goes.
   ROTA_DEVICE void stage_scores(const unsigned (&ds)[kScoreBlocks][4], unsigned place) {
     const int lane = hidden(lane_index()), warp = own_thread() / kWarp;
     const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
@@ -393,6 +394,8 @@ struct ChainConsumer : WorkConsumer {
 #pragma unroll
     for (int block = 0; block < kScoreBlocks; block++)
       store_matrices_transposed(at + (unsigned)(block * 16 * kBoxPitch), ds[block]);
+    if (own_thread() == 0)
+      place = load_shared_word(place);
     end_part(kStagedScores | place << 2);
   }
   // An output as boxes: rounded, times a factor; rows from `end` on as zeros.
@@ -434,49 +437,65 @@ struct ChainConsumer : WorkConsumer {
     return arguments.scale * (kGradientsScaled ? 1.0f / kProbabilityScale : 1.0f);
   }
 
-  // One visit; whether it is the last. `keys`: where this warpgroup's K and V lie.
-  ROTA_DEVICE bool visit(const Task &task, unsigned keys, float (&dk)[kColumnsK / 2],
-                         float (&dv)[kColumnsV / 2]) {
-    const unsigned at = stage_at(ring.stage()), words = stage_words(shared, ring.stage());
-    const unsigned bias = shared + (unsigned)(kStageScales + kScalesBytes * ring.stage());
+  // What a visit's stage says, fetched beside the last products of the one before.
+  struct Visit {
+    unsigned word;
+    float values[kValues]; // bias, then delta
+  };
+  ROTA_DEVICE unsigned values_at(int stage) const {
+    return shared + (unsigned)(kStageScales + kScalesBytes * stage);
+  }
+  ROTA_DEVICE void begin_visit(Visit &visit) const {
+    const unsigned words = stage_words(shared, ring.stage());
     barrier_wait_phase(barriers.full(ring.stage()), ring.parity());
-    const unsigned word = (unsigned)uniform((int)load_shared_word(words));
-    const unsigned place = load_shared_word(words + 12);
-    const bool partial = (word & kWordSuspect) != 0;
-    if (word >> kWordLeft < (unsigned)kQueries)
-      clear_queries(at, (int)(word >> kWordLeft));
-    float s[kScores], x[kValues];
+    visit.word = load_shared_word(words);
+    fetch_values(visit.values, values_at(ring.stage()));
+    visit.word = (unsigned)uniform((int)visit.word);
+  }
+  // One visit, and the beginning of the next; whether it was the last. `keys`: where this
+  // warpgroup's K and V lie.
+  ROTA_DEVICE bool run_visit(const Task &task, unsigned keys, Visit &visit,
+                             float (&dk)[kColumnsK / 2], float (&dv)[kColumnsV / 2]) {
+    const unsigned at = stage_at(ring.stage());
+    const bool partial = (visit.word & kWordSuspect) != 0;
+    float s[kScores];
     unsigned p[kScoreBlocks][4], ds[kScoreBlocks][4];
-    fetch_values(x, bias);
     wgmma_fence();
     multiply_rows<kColumnsK>(s, keys, at);
     wgmma_commit();
+    if (visit.word >> kWordLeft < (unsigned)kQueries)
+      clear_queries(at, (int)(visit.word >> kWordLeft));
     wgmma_wait<0>();
     wgmma_touch(s);
-    probabilities(s, x);
+    probabilities(s, visit.values);
     if (partial)
-      mask_probabilities(s, task, words);
+      mask_probabilities(s, task, stage_words(shared, ring.stage()));
     keep(s, p);
-    fetch_values(x, bias + kValueBytes);
+    fetch_values(visit.values, values_at(ring.stage()) + kValueBytes);
     wgmma_fence();
     multiply_rows<kColumnsV>(s, keys + kRowsOffsetV, at + kRowsOffsetV);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_touch(s);
-    score_gradients(s, x, partial, p, ds);
+    score_gradients(s, visit.values, partial, p, ds);
     wgmma_fence();
     accumulate<kColumnsV>(dv, p, at + kRowsOffsetV);
     if constexpr (kMakesKeys)
       accumulate<kColumnsK>(dk, ds, at);
     wgmma_commit();
-    stage_scores(ds, place);
+    stage_scores(ds, stage_words(shared, ring.stage()) + 12);
+    // Read again: kept, it takes a register that there is not.
+    const unsigned word = load_shared_word(stage_words(shared, ring.stage()));
+    const bool last = uniform((int)(word & kWordLast)) != 0;
+    ring.advance_rest();
+    if (!last)
+      begin_visit(visit);
     wgmma_wait<0>();
     wgmma_touch(dv);
     if constexpr (kMakesKeys)
       wgmma_touch(dk);
-    release(ring.stage());
-    ring.advance_rest();
-    return (word & kWordLast) != 0;
+    release(ring.before_rest());
+    return last;
   }
   ROTA_DEVICE void visits(const Task &task, float (&dk)[kColumnsK / 2],
                           float (&dv)[kColumnsV / 2]) {
@@ -486,8 +505,10 @@ struct ChainConsumer : WorkConsumer {
       ring.advance(); // held from now on
     }
     const unsigned keys = stage_at(uniform(ring.held(group)));
+    Visit visit;
+    begin_visit(visit);
 #pragma unroll 1
-    while (!visit(task, keys, dk, dv)) {
+    while (!run_visit(task, keys, visit, dk, dv)) {
     }
     release(ring.held(0));
     release(ring.held(1));

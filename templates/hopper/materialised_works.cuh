@@ -121,6 +121,7 @@ template <int kCount, int kHeld = 2> struct Slots {
   // With kHeld stages held: among the rest. To hold the next, advance() kHeld times; when they are
   // given back, they come after the rest.
   ROTA_DEVICE void advance_rest() { rotate<kRest>(); }
+  ROTA_DEVICE int before_rest() const { return (int)(state >> 4 * (kRest - 1) & 15u); }
 
 private:
   template <int kTurns> ROTA_DEVICE void rotate() {
@@ -558,7 +559,7 @@ struct WorkConsumer {
   // look at a row. All consumers, before the products.
   template <int kColumns, class Keep>
   ROTA_DEVICE void clear_rows(unsigned word, unsigned words, unsigned b, Keep keep) const {
-    const int row = (group * kWarpgroup + thread) / 4, part = thread % 4;
+    const int row = (group * kWarpgroup + hidden(thread)) / 4, part = hidden(thread) % 4;
     const unsigned bits = load_shared_word(words + (row < 32 ? 4u : 8u));
     bool clear = (word & kWordClear) && (bits >> row % 32 & 1u);
     if (word & kWordSuspect) { // the same for all threads
