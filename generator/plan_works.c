@@ -74,7 +74,7 @@ static void order_units(const Maker *maker, int64_t *order, int *lane) {
 static int32_t chunk_of(Maker *maker, UnitDraft *draft, bool fresh) {
   int64_t *fill = maker->chunk_blocks.data;
   if (fresh || fill[maker->chunks.count - 1] + draft->blocks > maker->place_limit) {
-    if (array_append(&maker->chunks, &(RotaChunk){0}, sizeof(RotaChunk)) != ROTA_OK ||
+    if (array_append(&maker->chunks, &(RotaChunk){.after = -1}, sizeof(RotaChunk)) != ROTA_OK ||
         array_append(&maker->chunk_blocks, &(int64_t){0}, sizeof(int64_t)) != ROTA_OK)
       return -1;
     fill = maker->chunk_blocks.data;
@@ -92,7 +92,10 @@ static int32_t chunk_of(Maker *maker, UnitDraft *draft, bool fresh) {
  * others is a chunk by itself. maker->segments: until they are made, unit and chunk of each. */
 static rota_status bundle(Maker *maker, const int64_t *order, const int *lane) {
   UnitDraft *drafts = maker->drafts.data;
-  int32_t users[WORKS_LANES_MAX] = {-1, -1, -1, -1}; /* the last chunk that used a lane's sums */
+  /* The last chunk that used a lane's sums, and the last that did with its scores. */
+  int32_t users[WORKS_LANES_MAX], scorers[WORKS_LANES_MAX];
+  for (int i = 0; i < WORKS_LANES_MAX; i++)
+    users[i] = scorers[i] = -1;
   for (int64_t i = 0; i < maker->drafts.count; i++) {
     UnitDraft *draft = &drafts[order[i]];
     bool fresh = i == 0 || draft->alone || drafts[order[i - 1]].alone;
@@ -104,6 +107,10 @@ static rota_status bundle(Maker *maker, const int64_t *order, const int *lane) {
       int own = lane[order[i]];
       draft->unit.after = users[own];
       users[own] = chunk;
+      RotaChunk *made = (RotaChunk *)maker->chunks.data + chunk;
+      made->after = maker_chains(maker) ? scorers[own] : -1;
+      if (made->scores > 0)
+        scorers[own] = chunk;
       draft->unit.sum_q += (int32_t)(own * maker->sum_rows);
       draft->unit.sum_k += (int32_t)(own * maker->sum_kv_tiles);
     }

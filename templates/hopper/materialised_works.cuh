@@ -228,16 +228,14 @@ template <class Kernel> struct WorkLoader {
       const RotaChunk chunk = plan.chunks[c];
       for (int i = 0; i < chunk.free_count; i++)
         wait_for_gradients(chunk.free_first + i);
+      if (Kernel::kLongScores && chunk.after >= 0)
+        wait_for_scores(chunk.after);
     } else {
       wait_for_scores(c);
     }
     // Sums go on where another chunk left them, or in the place of another plane's.
-    if (unit.after >= 0) {
-      if (!scores)
-        wait_for_gradients(unit.after);
-      else if (Kernel::kLongScores)
-        wait_for_scores(unit.after);
-    }
+    if (!scores && unit.after >= 0)
+      wait_for_gradients(unit.after);
     fence_global_for_engines();
   }
 

@@ -50,6 +50,7 @@ typedef struct RotaSegment {
 typedef struct RotaChunk {
   int scores, gradients;      // works of each phase
   int free_first, free_count; // chunks whose gradients must be done before its scores: their place
+  int after; // chunk whose scores must be done before its own, which make sums, too; -1
 } RotaChunk;
 
 // tile: group row, or kv tile of dV and dK. what: kind (2 bits); then for gradients the block of
