@@ -164,7 +164,7 @@ static void remark(const Entry *entry, const Spec *spec, char *text, size_t size
     snprintf(text, size, "S and dP twice, dQ stays in registers");
     break;
   default:
-    snprintf(text, size, "P and dS through memory, units of a head: %lld",
+    snprintf(text, size, "scores through memory, units of a head: %lld",
              (long long)entry->traffic.chunks);
   }
 }

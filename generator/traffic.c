@@ -47,8 +47,9 @@ typedef struct Sizes {
   double workers;  /* blocks at a time */
   double group, heads, l2;
   double warps_kv, warps_d, dq_warps_q, warps_q;
-  bool wgmma; /* warpgroups multiply from shared memory */
-  bool fused; /* materialised: dK and dV made with the scores, dS alone through memory */
+  bool wgmma;      /* warpgroups multiply from shared memory */
+  bool fused;      /* materialised: dV made with the scores, dS alone through memory */
+  bool fused_keys; /* dK, too */
 } Sizes;
 
 static Sizes sizes_of(const Spec *spec, const Target *target, const Tiling *tiling,
@@ -71,7 +72,8 @@ static Sizes sizes_of(const Spec *spec, const Target *target, const Tiling *tili
                  .dq_warps_q = tiling_get(tiling, "dq_warps_q", 1),
                  .warps_q = tiling_get(tiling, "warps_q", 1),
                  .wgmma = tiling->wgmma_count > 0,
-                 .fused = tiling_get(tiling, "score_planes", 2) == 1};
+                 .fused = tiling_get(tiling, "score_planes", 2) == 1,
+                 .fused_keys = tiling_get(tiling, "makes_keys", 1) != 0};
 }
 
 /* ---- Shared memory, bytes of a visit ---- */
@@ -245,13 +247,15 @@ static void model_products(const Sizes *s, double pairs, Traffic *t) {
   t->l2_bytes = 2 * s->e * pairs + read + scores + gradients;
 }
 
-/* dS written and read. Q and dO come once for each kv tile, K for each query tile. */
+/* dS written and read, by dK's sums, too, where these are not made with the scores. Q and dO come
+ * once for each kv tile, K for each query tile. */
 static void model_fused(const Sizes *s, double pairs, Traffic *t) {
   /* Per warpgroup, 64 x 64 at a time: K and Q, V and dO for scores, dO and Q for dV and dK, K for
    * dQ; what fills the stages; dS stored twice, read twice. */
-  double products = 3 * (s->d + s->dv) + s->d, fill = 2 * s->d + s->dv;
-  t->shared_bytes = pairs * s->e * (products / GEMM_GROUP + fill / GEMM_ROWS + 4);
-  t->l2_bytes = pairs * s->e * (2 + fill / GEMM_ROWS) + s->shape->rows_k * s->token;
+  double sums = s->fused_keys ? 1 : 2, fill = (1 + sums) * s->d + s->dv;
+  double products = 3 * (s->d + s->dv) + s->d;
+  t->shared_bytes = pairs * s->e * (products / GEMM_GROUP + fill / GEMM_ROWS + 2 + 2 * sums);
+  t->l2_bytes = pairs * s->e * (1 + sums + fill / GEMM_ROWS) + s->shape->rows_k * s->token;
 }
 
 static void model_materialised(const Sizes *s, Traffic *t) {
@@ -270,7 +274,8 @@ static void model_materialised(const Sizes *s, Traffic *t) {
   t->l2_bytes += sums + l2_delta(s);
   /* All heads' matrices, or as much as the workspace holds at a time: larger than the L2, they go
    * to DRAM. */
-  double written = (s->fused ? 1 : 2) * s->e * pairs, read = (s->fused ? 1 : 3) * s->e * pairs;
+  double written = (s->fused ? 1 : 2) * s->e * pairs,
+         read = (s->fused ? s->fused_keys ? 1 : 2 : 3) * s->e * pairs;
   double held = fmin(written, (double)WORKSPACE_LIMIT);
   t->dram_bytes = dram_once(s) + (held > s->l2 ? written + read + sums : 0);
 }

@@ -14,9 +14,9 @@
 // time: P waits as fp16 for dP to come. One warpgroup's exponentials run beside the other's
 // products.
 //
-// A chain takes 10 bytes of every (query, key) less through memory than templates/hopper/
-// materialised.cuh: P, and dS as the operand of dK. Sums as there: by one block from first to last,
-// as fp32 in memory between units.
+// So 4 bytes of every (query, key) cross memory instead of 10 in templates/hopper/materialised.cuh.
+// Where dK does not fit (!kMakesKeys), it is a sum over the queries of the unit, like dQ. Sums as
+// there: by one block from first to last, as fp32 in memory between units.
 #ifndef ROTA_HOPPER_MATERIALISED_CHAINS_CUH
 #define ROTA_HOPPER_MATERIALISED_CHAINS_CUH
 

@@ -9,6 +9,9 @@
 //   gradients    one block of columns of dV, dK (of a kv tile) or dQ (of a group row); in the
 //                forward pass, where scores are P alone, of O
 //
+// Of materialised_chains.cuh: dV, dK and dS of a kv tile; then dQ (and dK, where it is not made
+// with dV).
+//
 // clang-format off
 //   tickets      scores 0 | scores 1 | gradients 0 | scores 2 | gradients 1 | ... | gradients n - 1
 //   workspace    place 0    place 1                  place 2                     chunk c: c % 3
