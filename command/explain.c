@@ -54,7 +54,7 @@ static TrafficShape shape_of(const Plan *plan) {
   TrafficShape shape = {
       .visits = (double)(plan->full_tiles + plan->partial_tiles) * plan->heads,
       .chains = (double)plan->chain_items.count,
-      .row_items = (double)plan->row_items.count,
+      .row_items = (double)plan_q_tiles(plan) * plan_row_heads(plan),
       .heads_at_once = heads_at_once(plan),
   };
   const Lengths *lengths = plan->lengths;

@@ -88,6 +88,15 @@ static bool plan_is_spread(const Plan *plan) {
   return tiling_get(&plan->tiling, "spread", 0) != 0;
 }
 
+/* Query tiles that are cut along the keys: rows of the plan, which heads may share. */
+static long long rows_cut(const Plan *plan) {
+  const RotaPiece *pieces = plan_section(plan, plan->pieces);
+  long long rows = 0;
+  for (int64_t i = 0; i < plan->pieces.count; i++)
+    rows += pieces[i].number == 0;
+  return rows;
+}
+
 static void print_figures(const Planned *planned) {
   const Plan *plan = planned->plan;
   int64_t used = plan->full_tiles + plan->partial_tiles, all = used + plan->empty_tiles;
@@ -103,6 +112,9 @@ static void print_figures(const Planned *planned) {
            (long long)plan->chains.count, (long long)plan->visits.count);
     print_run(planned);
   }
+  if (plan->pieces.count > 0)
+    printf("          query tiles cut along the keys: %lld, into %lld pieces\n", rows_cut(plan),
+           (long long)plan->pieces.count);
   printf("          tables %zu bytes, workspace %lld bytes, planned in %.2f ms, pattern %s\n",
          plan->image_bytes, plan->workspace.bytes, planned->milliseconds, plan->pattern_digest.hex);
 }
@@ -124,6 +136,8 @@ static json_t *describe(const Planned *planned) {
     json_object_update_missing(object, figures);
     json_decref(figures);
   }
+  if (plan->pieces.count > 0)
+    json_object_set_new(object, "pieces", json_integer((json_int_t)plan->pieces.count));
   if (plan_is_exact(plan))
     json_object_set_new(object, "bound", json_string(bound_name(plan_is_spread(plan))));
   return object;

@@ -34,12 +34,14 @@ static void place(size_t *end, RotaSection *section, int64_t count, size_t size)
 static rota_status lay_out(Plan *plan, const TableCounts *counts) {
   size_t end = 0;
   place(&end, &plan->sequences, counts->sequences, sizeof(RotaSequence));
-  place(&end, &plan->rows, counts->rows, sizeof(RotaRow));
+  place(&end, &plan->rows, counts->rows + counts->pieces, sizeof(RotaRow));
   place(&end, &plan->runs, counts->runs, sizeof(RotaRun));
   place(&end, &plan->row_items, counts->row_items, sizeof(RotaItem));
   place(&end, &plan->chains, counts->chains, sizeof(RotaChain));
   place(&end, &plan->visits, counts->visits, sizeof(RotaVisit));
   place(&end, &plan->chain_items, counts->chain_items, sizeof(RotaItem));
+  place(&end, &plan->pieces, counts->pieces, sizeof(RotaPiece));
+  place(&end, &plan->joins, counts->joins, sizeof(RotaJoin));
   place(&end, &plan->queue, counts->queue, sizeof(int));
   for (int i = 0; i < plan->symbols.tensor_count; i++) {
     const TensorBinding *tensor = &plan->bindings.tensors[i];
@@ -84,18 +86,29 @@ static int64_t squares_size(const Plan *plan, const Tiling *tiling) {
   return tiles * plan->kv_heads * floats * (int64_t)sizeof(float);
 }
 
-static RotaWorkspace workspace_layout(const Plan *plan, rota_direction direction,
-                                      const Tiling *tiling, int head_dim) {
+/* Squares and partial results are never wanted together. */
+static RotaWorkspace forward_workspace(const Plan *plan, const Tiling *tiling, int head_dim_v) {
   RotaWorkspace workspace = {0};
-  int64_t blocks = plan->row_items.count;
-  if (direction != ROTA_BACKWARD) {
-    if (tiling_get(tiling, "spread", 0))
-      workspace.works = workspace.bytes = round_up(squares_size(plan, tiling), WORKSPACE_ALIGN);
+  int64_t element = (int64_t)sizeof(float);
+  if (tiling_get(tiling, "spread", 0)) {
+    workspace.works = workspace.bytes = round_up(squares_size(plan, tiling), WORKSPACE_ALIGN);
     return workspace;
   }
+  workspace.partial_lse = round_up(plan->partial_rows * head_dim_v * element, WORKSPACE_ALIGN);
+  workspace.works = workspace.bytes =
+      round_up(workspace.partial_lse + plan->partial_rows * element, WORKSPACE_ALIGN);
+  return workspace;
+}
+
+static RotaWorkspace workspace_layout(const Plan *plan, rota_direction direction,
+                                      const Tiling *tiling, const Spec *spec) {
+  if (direction != ROTA_BACKWARD)
+    return forward_workspace(plan, tiling, spec->head_dim_v);
+  RotaWorkspace workspace = {0};
+  int64_t blocks = plan->row_items.count;
   int64_t rows = blocks * tiling->tile_q, element = (int64_t)sizeof(float);
   bool accumulates = strcmp(tiling->algorithm, "two_pass") != 0 && !works_wanted(tiling);
-  int64_t columns = accumulates ? round_up(head_dim, tiling_get(tiling, "pad", 16)) : 0;
+  int64_t columns = accumulates ? round_up(spec->head_dim, tiling_get(tiling, "pad", 16)) : 0;
   workspace.delta = 0;
   workspace.dq_accumulator =
       round_up(rows * tiling_get(tiling, "row_values", 1) * element, WORKSPACE_ALIGN);
@@ -163,6 +176,7 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
                            .schedule = plan->direction == ROTA_BACKWARD ? schedule : NULL,
                            .ordered = plan_is_ordered(plan),
                            .row_workers = forward ? tiling_get(&plan->tiling, "workers", 0) : 0,
+                           .pieces = piece_rule(&plan->tiling),
                            .q_bytes = token + sums,
                            .kv_bytes = token};
   TableCounts counts;
@@ -175,11 +189,14 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
                    .chains = section_at(plan, plan->chains),
                    .visits = section_at(plan, plan->visits),
                    .chain_items = section_at(plan, plan->chain_items),
+                   .pieces = section_at(plan, plan->pieces),
+                   .joins = section_at(plan, plan->joins),
                    .queue = section_at(plan, plan->queue)};
   ROTA_TRY(tables_fill(&request, &counts, &tables));
   plan->queue.count = counts.queue;
   plan->workers = counts.queue > 0 ? (int32_t)counts.queue - 1 : 0;
-  plan->workspace = workspace_layout(plan, plan->direction, &plan->tiling, spec->head_dim);
+  plan->partial_rows = counts.partials;
+  plan->workspace = workspace_layout(plan, plan->direction, &plan->tiling, spec);
   count_tiles(plan, planes);
   return ROTA_OK;
 }
@@ -187,7 +204,7 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
 /* Planes live only while the tables are written. */
 static rota_status build_tables(const Spec *spec, const Schedule *schedule, Plan *plan) {
   Expression *first = NULL, *end = NULL, *rest = NULL;
-  if (spec->mask && tiling_get(&plan->tiling, "bounded", 0))
+  if (plan->direction == ROTA_FORWARD && spec->mask && tiling_get(&plan->tiling, "bounded", 0))
     expression_columns_part(spec->mask, &first, &end, &rest);
   PlanesRequest request = {.mask = spec->mask,
                            .rest = rest,
@@ -303,6 +320,8 @@ int64_t plan_grid(const Plan *plan, Grid grid) {
     return plan->workers;
   case GRID_HEADS:
     return plan->heads;
+  case GRID_JOINS:
+    return plan->joins.count;
   case GRID_WORKS: {
     int processors = tiling_get(&plan->tiling, "processors", 1);
     return plan->works.tickets < processors ? plan->works.tickets : processors;
@@ -322,8 +341,14 @@ int plan_row_heads(const Plan *plan) {
   return forward ? plan->heads / tiling_packed(&plan->tiling) : plan->heads;
 }
 
+int64_t plan_whole_rows(const Plan *plan) {
+  return plan->rows.count - plan->pieces.count;
+}
+
 int64_t plan_q_tiles(const Plan *plan) {
-  return plan->row_items.count / plan_row_heads(plan);
+  const RotaSequence *sequences = plan_section(plan, plan->sequences);
+  int64_t count = plan->sequences.count;
+  return count > 0 ? sequences[count - 1].tile_begin + sequences[count - 1].q_tiles : 0;
 }
 
 bool plan_is_ordered(const Plan *plan) {
@@ -370,7 +395,7 @@ static bool same_symbols(const Symbols *a, const Symbols *b) {
 
 rota_status plan_matches(const Plan *plan, const Spec *spec, rota_direction direction,
                          const Tiling *tiling) {
-  RotaWorkspace workspace = workspace_layout(plan, direction, tiling, spec->head_dim);
+  RotaWorkspace workspace = workspace_layout(plan, direction, tiling, spec);
   if (plan->direction == direction && same_tiling(&plan->tiling, tiling) &&
       same_symbols(&plan->symbols, &spec->symbols) &&
       plan->heads == (int64_t)plan->kv_heads * spec_group(spec) && plan->scale == spec->scale &&

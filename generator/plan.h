@@ -31,9 +31,11 @@ typedef struct Plan {
   size_t image_bytes;                           /* at least 16 */
   RotaSection sequences, rows, runs, row_items; /* offset and count of each */
   RotaSection chains, visits, chain_items;      /* count 0 in a forward plan */
-  RotaSection queue; /* of workers: forward, of row items; backward, of chain items */
+  RotaSection pieces, joins; /* forward: of rows that are cut; their rows lie behind the others */
+  RotaSection queue;         /* of workers: forward, of row items; backward, of chain items */
   RotaSection
       tensors[TENSORS_MAX]; /* elements of plan-owned tensors; count 0: passed at each run */
+  int64_t partial_rows;     /* of the pieces' results */
   int32_t workers;          /* queues: blocks of a launch over workers */
   int32_t gang;     /* blocks that the schedule took to be resident together; 0 in a forward plan */
   bool co_resident; /* a worker may wait for any other: all of them must be resident */
@@ -59,15 +61,11 @@ int64_t plan_grid(const Plan *plan, Grid grid);
 const void *plan_section(const Plan *plan, RotaSection section);
 /* Row items of a query tile: its query heads, or what packing makes of them. */
 int plan_row_heads(const Plan *plan);
-/* Query tiles of all sequences: RotaArguments.tiles. */
+/* Rows, without those of pieces, and query tiles of all sequences: RotaArguments.tiles. */
+int64_t plan_whole_rows(const Plan *plan);
 int64_t plan_q_tiles(const Plan *plan);
 /* A chain's worker may wait for another's: the launch order of the items matters. */
 bool plan_is_ordered(const Plan *plan);
-
-/* The mask is evaluated for every element of the visit's tile. */
-static inline bool visit_evaluates(RotaVisit visit) {
-  return (visit.tile & (ROTA_VISIT_PARTIAL | ROTA_VISIT_BOUNDED)) == ROTA_VISIT_PARTIAL;
-}
 
 /* Checks the tables themselves, whatever made them: every index and count in range, every item
  * present once, ranks complete under the queue's order. A kernel given checked tables stays in

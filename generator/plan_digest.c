@@ -14,9 +14,23 @@ typedef struct Source {
   const RotaRow *rows;
   const RotaRun *runs;
   const RotaVisit *visits;
+  const RotaPiece *pieces;
+  const int32_t *cut; /* [rows] a row's first piece, -1: none */
+  int64_t whole_rows, piece_count;
   const RotaChain **chains;       /* [batch] of a sequence, pattern head by pattern head */
   int64_t row_heads, chain_heads; /* tables per sequence: 1, or one for each head */
 } Source;
+
+/* How a row is cut: its pieces' runs, each with how many they are. */
+static void digest_pieces(const Source *source, int32_t row, DigestStream *stream) {
+  int64_t piece = source->cut[row];
+  for (; piece >= 0 && piece < source->piece_count && source->pieces[piece].row == row; piece++) {
+    const RotaRow *part = &source->rows[source->whole_rows + piece];
+    int32_t count = part->run_end - part->run_begin;
+    digest_add(stream, &count, sizeof count);
+    digest_add(stream, source->runs + part->run_begin, (size_t)count * sizeof(RotaRun));
+  }
+}
 
 /* Where in the tables a sequence's parts lie: the same for all sequences on one plane. */
 static Digest digest_places(const Source *source, int32_t s) {
@@ -29,6 +43,7 @@ static Digest digest_places(const Source *source, int32_t s) {
     const RotaRow *row = &source->rows[sequence->row_begin + i];
     const int32_t place[] = {row->q_tile, row->run_begin, row->run_end};
     digest_add(stream, place, sizeof place);
+    digest_pieces(source, sequence->row_begin + (int32_t)i, stream);
   }
   int64_t chains = source->chain_heads * sequence->kv_tiles;
   for (int64_t i = 0; i < chains; i++) {
@@ -54,6 +69,7 @@ static Digest digest_content(const Source *source, int32_t s) {
     digest_add(stream, place, sizeof place);
     digest_add(stream, source->runs + row->run_begin,
                (size_t)(row->run_end - row->run_begin) * sizeof(RotaRun));
+    digest_pieces(source, sequence->row_begin + (int32_t)i, stream);
   }
   for (int64_t i = 0; i < source->chain_heads * sequence->kv_tiles; i++) {
     const RotaChain *chain = &source->chains[s][i];
@@ -65,6 +81,18 @@ static Digest digest_content(const Source *source, int32_t s) {
                (size_t)(chain->visit_end - chain->visit_begin) * sizeof(RotaVisit));
   }
   return digest_end(stream);
+}
+
+/* cut[row]: a row's first piece, or -1. NULL if memory ran out. */
+static int32_t *find_cuts(const Plan *plan) {
+  int64_t rows = plan_whole_rows(plan);
+  int32_t *cut = memory_allocate((size_t)rows + 1, sizeof(int32_t));
+  for (int64_t i = 0; cut && i < rows; i++)
+    cut[i] = -1;
+  const RotaPiece *pieces = plan_section(plan, plan->pieces);
+  for (int64_t i = plan->pieces.count; cut && i-- > 0;)
+    cut[pieces[i].row] = (int32_t)i;
+  return cut;
 }
 
 typedef struct Entry {
@@ -129,17 +157,22 @@ rota_status plan_digest_tables(const Plan *plan, Digest *digest) {
                    .rows = plan_section(plan, plan->rows),
                    .runs = plan_section(plan, plan->runs),
                    .visits = plan_section(plan, plan->visits),
+                   .pieces = plan_section(plan, plan->pieces),
+                   .whole_rows = plan_whole_rows(plan),
+                   .piece_count = plan->pieces.count,
                    .chains = memory_allocate(batch + 1, sizeof(RotaChain *)),
                    .row_heads = 1,
                    .chain_heads = plan->direction == ROTA_BACKWARD ? 1 : 0};
+  int32_t *cut = find_cuts(plan);
+  source.cut = cut;
   Entry *entries = memory_allocate(batch + 1, sizeof(Entry));
   DigestStream *stream = digest_begin();
-  bool done = source.chains && entries && stream;
+  bool done = source.chains && cut && entries && stream;
   if (done) {
     int64_t kv_tiles = 0;
     for (size_t s = 0; s < batch; s++)
       kv_tiles += source.sequences[s].kv_tiles;
-    if (plan->rows.count > plan_q_tiles(plan))
+    if (plan_whole_rows(plan) > plan_q_tiles(plan))
       source.row_heads = plan->heads;
     if (plan->chains.count > kv_tiles)
       source.chain_heads = plan->kv_heads;
@@ -153,6 +186,7 @@ rota_status plan_digest_tables(const Plan *plan, Digest *digest) {
   }
   *digest = digest_end(stream);
   free(source.chains);
+  free(cut);
   free(entries);
   if (done && digest->hex[0])
     return ROTA_OK;

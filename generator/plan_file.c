@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLAN_FILE_VERSION = 5, TILE_MAX = 1 << 20 };
+enum { PLAN_FILE_VERSION = 6, TILE_MAX = 1 << 20 };
 
 typedef struct PlanHeader {
   char magic[8];
@@ -158,10 +158,12 @@ static void wire_plan(Wire *wire, Plan *plan) {
   wire_tiling(wire, &plan->tiling);
   wire_symbols(wire, &plan->symbols, &plan->bindings);
   RotaSection *sections[] = {&plan->sequences, &plan->rows,   &plan->runs,        &plan->row_items,
-                             &plan->chains,    &plan->visits, &plan->chain_items, &plan->queue};
+                             &plan->chains,    &plan->visits, &plan->chain_items, &plan->pieces,
+                             &plan->joins,     &plan->queue};
   for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++)
     WIRE(wire, *sections[i]);
   WIRE(wire, plan->tensors);
+  WIRE(wire, plan->partial_rows);
   wire_int(wire, &plan->workers, 0, INT32_MAX);
   wire_int(wire, &plan->gang, 0, INT32_MAX);
   WIRE_ENUM(wire, plan->co_resident, bool, 1);

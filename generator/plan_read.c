@@ -16,7 +16,7 @@ static rota_status check_sequence(const Plan *plan, int32_t sequence, int head, 
 static const RotaRow *rows_of(const Plan *plan, int32_t sequence, int head) {
   const RotaSequence *at = (const RotaSequence *)plan_section(plan, plan->sequences) + sequence;
   const RotaRow *rows = plan_section(plan, plan->rows);
-  bool per_head = plan->rows.count > plan_q_tiles(plan);
+  bool per_head = plan_whole_rows(plan) > plan_q_tiles(plan);
   return rows + at->row_begin + (per_head ? (int64_t)head * at->q_tiles : 0);
 }
 
@@ -105,7 +105,7 @@ static rota_status read_visits(const Plan *plan, const int32_t *found, Pattern *
       *to++ = (PatternVisit){.q_tile = (int32_t)(visits[v].tile & ROTA_VISIT_TILE),
                              .group_head = (int32_t)(visits[v].rank >> ROTA_VISIT_HEAD_SHIFT),
                              .rank = (int32_t)(visits[v].rank & ROTA_VISIT_RANK),
-                             .partial = visit_evaluates(visits[v]),
+                             .partial = (visits[v].tile & ROTA_VISIT_PARTIAL) != 0,
                              .last = (visits[v].tile & ROTA_VISIT_LAST) != 0};
   }
   return ROTA_OK;

@@ -22,6 +22,13 @@ static int64_t map_count(const Planes *planes) {
   return (int64_t)planes->class_count * planes->map_heads;
 }
 
+static int64_t map_runs(const Planes *planes) {
+  int64_t runs = 0;
+  for (int64_t i = 0; i < map_count(planes); i++)
+    runs += planes->maps[i]->row_begin[planes->maps[i]->q_tiles];
+  return runs;
+}
+
 static int64_t pattern_count(const Planes *planes) {
   return planes->patterns ? (int64_t)planes->class_count * planes->pattern_heads : 0;
 }
@@ -38,10 +45,22 @@ static rota_status check_entries(const char *table, int64_t count) {
       (long long)count, table);
 }
 
+/* Forward: what pieces add. */
+static void count_pieces(const TablesRequest *request, TableCounts *counts) {
+  PieceCounts more =
+      pieces_count(&request->pieces, request->lengths, request->planes, request->heads);
+  counts->pieces = more.pieces;
+  counts->runs += more.runs;
+  counts->row_items += more.items;
+  counts->joins = more.joins;
+  counts->partials = more.partials;
+}
+
 /* The tables' index types, from the most likely to overflow. */
 static rota_status check_counts(const TablesRequest *request, const TableCounts *counts) {
   ROTA_TRY(check_entries("query tiles", counts->q_tiles));
-  ROTA_TRY(check_entries("rows", counts->rows));
+  ROTA_TRY(check_entries("rows", counts->rows + counts->pieces));
+  ROTA_TRY(check_entries("rows of partial results", counts->partials));
   ROTA_TRY(check_entries("runs", counts->runs));
   ROTA_TRY(check_entries("(query tile, head) pairs", counts->row_items));
   ROTA_TRY(check_entries("chains", counts->chains));
@@ -89,9 +108,9 @@ rota_status tables_count(const TablesRequest *request, TableCounts *counts) {
   }
   counts->rows = counts->q_tiles * planes->map_heads;
   counts->row_items = counts->q_tiles * request->heads;
-  for (int64_t i = 0; i < map_count(planes); i++)
-    counts->runs += planes->maps[i]->row_begin[planes->maps[i]->q_tiles];
+  counts->runs = map_runs(planes);
   if (!request->schedule) {
+    count_pieces(request, counts);
     int64_t workers = request->row_workers;
     if (workers > 0 && counts->row_items > 0)
       counts->queue = (workers < counts->row_items ? workers : counts->row_items) + 1;
@@ -130,44 +149,15 @@ static void fill_runs(const Planes *planes, RotaRun *runs, int32_t *base) {
   }
 }
 
-static bool any_bounded(const Planes *planes) {
-  for (int64_t i = 0; i < map_count(planes); i++) {
-    const TileMap *map = planes->maps[i];
-    for (int64_t r = 0; r < map->row_begin[map->q_tiles]; r++)
-      if (map->runs[r].kind == TILE_BOUNDED)
-        return true;
-  }
-  return false;
-}
-
-/* A pattern counts bounded tiles among the full ones, which cost about as much. */
-static unsigned visit_kind(const Planes *planes, int64_t plane, const PatternVisit *visit,
-                           int32_t kv_tile) {
-  if (visit->partial)
-    return ROTA_VISIT_PARTIAL;
-  int64_t class = plane / planes->pattern_heads, kv_head = plane % planes->pattern_heads;
-  int64_t group = planes->map_heads / planes->pattern_heads;
-  const TileMap *map = planes->maps[class * planes->map_heads + kv_head * group +
-                                    (planes->map_heads > 1 ? visit->group_head : 0)];
-  bool bounded = tile_map_kind(map, visit->q_tile, kv_tile) == TILE_BOUNDED;
-  return bounded ? ROTA_VISIT_PARTIAL | ROTA_VISIT_BOUNDED : 0;
-}
-
 static void fill_visits(const Planes *planes, RotaVisit *visits, int32_t *base) {
-  bool bounded = any_bounded(planes);
   int32_t count = 0;
   for (int64_t i = 0; i < pattern_count(planes); i++) {
     const Pattern *pattern = planes->patterns[i];
-    int32_t kv_tile = 0;
     base[i] = count;
     for (int64_t v = 0; v < pattern->chain_begin[pattern->chains]; v++) {
       const PatternVisit *visit = &pattern->visits[v];
-      while (v >= pattern->chain_begin[kv_tile + 1])
-        kv_tile++;
       unsigned tile = (unsigned)visit->q_tile | (visit->partial ? ROTA_VISIT_PARTIAL : 0) |
                       (visit->last ? ROTA_VISIT_LAST : 0);
-      if (bounded)
-        tile |= visit_kind(planes, i, visit, kv_tile);
       unsigned head = (unsigned)visit->group_head << ROTA_VISIT_HEAD_SHIFT;
       visits[count++] = (RotaVisit){tile, (unsigned)visit->rank | head};
     }
@@ -274,13 +264,13 @@ static bool scratch_allocate(Scratch *scratch, int32_t batch, int64_t planes, in
 
 /* Row items to a forward kernel's workers: each takes time in proportion to its tiles, and half a
  * tile more. */
-static rota_status deal_rows(const int32_t *work, const TableCounts *counts, const Tables *tables) {
+static rota_status deal_rows(const TableCounts *counts, const Tables *tables) {
   size_t size = (size_t)counts->row_items + 1;
   int64_t *time = memory_allocate(size, sizeof(int64_t));
   int32_t *worker = memory_allocate(size, sizeof(int32_t)), queues;
   rota_status status = time && worker ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   for (int64_t i = 0; status == ROTA_OK && i < counts->row_items; i++)
-    time[i] = 2 * (int64_t)work[tables->row_items[i].index] + 1;
+    time[i] = 2 * (int64_t)row_tiles(&tables->rows[tables->row_items[i].index], tables->runs) + 1;
   if (status == ROTA_OK)
     status = items_deal(time, counts->row_items, (int32_t)counts->queue - 1, worker);
   if (status == ROTA_OK)
@@ -288,6 +278,29 @@ static rota_status deal_rows(const int32_t *work, const TableCounts *counts, con
   free(time);
   free(worker);
   return status;
+}
+
+/* Pieces of rows and their items in place of the whole ones'. */
+static rota_status cut_rows(const TablesRequest *request, const TableCounts *counts,
+                            const Tables *tables) {
+  if (counts->pieces == 0)
+    return ROTA_OK;
+  int32_t *cut = memory_allocate((size_t)counts->rows + 1, sizeof(int32_t));
+  if (!cut)
+    return ROTA_OUT_OF_MEMORY;
+  PieceTables pieces = {.sequences = tables->sequences,
+                        .rows = tables->rows,
+                        .runs = tables->runs,
+                        .pieces = tables->pieces,
+                        .joins = tables->joins,
+                        .row_count = (int32_t)counts->rows,
+                        .run_count = (int32_t)map_runs(request->planes)};
+  pieces_fill(&request->pieces, request->planes, request->lengths->batch, request->heads, &pieces,
+              cut);
+  pieces_expand(&pieces, counts->pieces, cut, tables->row_items, counts->q_tiles * request->heads,
+                counts->row_items);
+  free(cut);
+  return ROTA_OK;
 }
 
 /* Runs, rows and row items, the latter dealt to workers where a forward kernel has some. What a
@@ -310,9 +323,10 @@ static rota_status fill_row_side(const TablesRequest *request, const TableCounts
                         .bytes = scratch->bytes,
                         .work = scratch->work};
   ROTA_TRY(items_order(&items, tables->row_items));
-  if (request->schedule || counts->queue == 0)
+  if (request->schedule)
     return ROTA_OK;
-  return deal_rows(scratch->work, counts, tables);
+  ROTA_TRY(cut_rows(request, counts, tables));
+  return counts->queue > 0 ? deal_rows(counts, tables) : ROTA_OK;
 }
 
 /* Chain items and queue. */
@@ -328,8 +342,7 @@ static rota_status fill_queue(const TablesRequest *request, const Tables *tables
                           .chains = tables->chains,
                           .batch = request->lengths->batch,
                           .kv_heads = request->kv_heads,
-                          .item_count = counts->chain_items,
-                          .ordered = request->ordered};
+                          .item_count = counts->chain_items};
   int32_t queues;
   ROTA_TRY(assign_items(&assign, tables->chain_items, tables->queue, &queues));
   counts->queue = queues + 1;

@@ -3,6 +3,7 @@
 #ifndef ROTA_GENERATOR_PLAN_TABLES_H
 #define ROTA_GENERATOR_PLAN_TABLES_H
 
+#include "generator/plan_pieces.h"
 #include "generator/plan_planes.h"
 #include "templates/lib/abi.h"
 
@@ -15,12 +16,14 @@ typedef struct TablesRequest {
   bool ordered;              /* chains wait for one another: assigned as the schedule says */
   int row_workers;           /* forward: blocks that share the row items, each with a queue; 0: a
                                 block per item */
+  PieceRule pieces;          /* forward: which rows are cut */
   int64_t q_bytes, kv_bytes; /* of one token and head: Q, dO and sums of dQ; K and V */
 } TablesRequest;
 
-/* Entries of each table; q_tiles: query tiles of all sequences. */
+/* Entries of each table; q_tiles: query tiles of all sequences; partials: rows of them. */
 typedef struct TableCounts {
   int64_t sequences, rows, runs, row_items, chains, visits, chain_items, queue, q_tiles;
+  int64_t pieces, joins, partials; /* the rows of pieces lie behind the others */
 } TableCounts;
 
 typedef struct Tables {
@@ -32,6 +35,8 @@ typedef struct Tables {
   RotaVisit *visits;
   RotaItem *chain_items;
   int *queue;
+  RotaPiece *pieces;
+  RotaJoin *joins;
 } Tables;
 
 /* UNSUPPORTED where an index would leave its bits: 2^31 entries, rank 2^20, group 4095. */

@@ -115,6 +115,18 @@ static rota_status check_row_workers(const Tiling *tiling) {
   return ROTA_OK;
 }
 
+/* Rows that a forward pass cuts into pieces (plan_pieces.h) must be joined. */
+static rota_status check_joins(const Tiling *tiling) {
+  bool joins = false;
+  for (int i = 0; i < tiling->launch_count; i++)
+    joins |= tiling->launches[i].grid == GRID_JOINS;
+  if (joins != (tiling_get(tiling, "pieces", 0) > 1))
+    return wrong(tiling, "a launch with grid joins goes with the field pieces, more than 1");
+  if (joins && tiling_get(tiling, "join_rows", 0) < 1)
+    return wrong(tiling, "grid joins needs the field join_rows: rows of a block");
+  return ROTA_OK;
+}
+
 static rota_status read_launches(const Value *launches, Tiling *tiling) {
   int count = value_count(launches);
   if (count < 1 || count > LAUNCHES_MAX)
@@ -125,7 +137,7 @@ static rota_status read_launches(const Value *launches, Tiling *tiling) {
       ROTA_TRY(check_row_workers(tiling));
   }
   tiling->launch_count = count;
-  return ROTA_OK;
+  return check_joins(tiling);
 }
 
 /* Ascending, so that each is there once. */

@@ -34,6 +34,7 @@ typedef struct Target {
   X(WORKERS, "workers", "one block per worker of the schedule")                                    \
   X(HEADS, "heads", "one block per query head")                                                    \
   X(ROW_WORKERS, "row_workers", "one block per queue of row items: the tiling's `workers`")        \
+  X(JOINS, "joins", "one block per `join_rows` rows of a query tile that is cut into pieces")      \
   X(WORKS, "works", "one block per multiprocessor, at most one per work (generator/plan_works.h)")
 typedef enum Grid {
 #define X(name, text, meaning) GRID_##name,

@@ -312,6 +312,9 @@ static void fill_tables(const rota_plan *plan, RotaArguments *block) {
   block->visits = device_pointer(plan->image, tables->visits.offset);
   block->chain_items = device_pointer(plan->image, tables->chain_items.offset);
   block->queue = device_pointer(plan->image, tables->queue.offset);
+  block->pieces = device_pointer(plan->image, tables->pieces.offset);
+  block->joins = device_pointer(plan->image, tables->joins.offset);
+  block->piece_begin = (int)plan_whole_rows(tables);
   block->heads = tables->heads;
   block->kv_heads = tables->kv_heads;
   block->batch = tables->lengths->batch;
@@ -377,5 +380,7 @@ void arguments_fill(const rota_plan *plan, const rota_arguments *arguments, void
   block->delta = (float *)(void *)(scratch + plan->plan->workspace.delta);
   block->dq_accumulator = (float *)(void *)(scratch + plan->plan->workspace.dq_accumulator);
   block->counters = (int *)(void *)(scratch + plan->plan->workspace.counters);
+  block->partials = (float *)(void *)(scratch + plan->plan->workspace.partials);
+  block->partial_lse = (float *)(void *)(scratch + plan->plan->workspace.partial_lse);
   fill_works(plan, scratch, &block->materialised);
 }

@@ -56,8 +56,8 @@ rota_status cpu_device_run(const Plan *plan, const Spec *spec, const rota_argume
   CpuRun run = {.plan = plan, .spec = spec, .arguments = arguments};
   bind_tensors(&run);
   view_plan(&run, workspace);
-  int64_t items = plan->row_items.count > plan->chain_items.count ? plan->row_items.count
-                                                                  : plan->chain_items.count;
+  int64_t rows = plan_q_tiles(plan) * plan->heads;
+  int64_t items = rows > plan->chain_items.count ? rows : plan->chain_items.count;
   run.threads = omp_get_max_threads();
   if (run.threads > items)
     run.threads = items > 0 ? (int)items : 1;

@@ -1,5 +1,6 @@
 /* Forward: one (query tile, query head) after another, its kv tiles in the order of its runs,
- * with the running maximum and sum of an online softmax, as the kernels do it. */
+ * with the running maximum and sum of an online softmax, as the kernels do it. Rows are computed
+ * whole and heads apart, whatever items the plan has for a kernel. */
 #include "runtime/cpu_forward.h"
 
 #include <math.h>
@@ -84,16 +85,16 @@ static int clamp(int value, int low, int high) {
   return value < low ? low : value > high ? high : value;
 }
 
-static void forward_item(const CpuRun *run, const CpuScratch *scratch, RotaItem item) {
-  const RotaRow *row = &run->rows[item.index];
+static void forward_row(const CpuRun *run, const CpuScratch *scratch, const RotaRow *row,
+                        int head) {
   const RotaSequence *sequence = &run->sequences[row->sequence];
   const rota_arguments *arguments = run->arguments;
-  CpuTile tile = {.sequence = sequence, .head = item.head, .q_begin = row->q_tile * run->tile_q};
+  CpuTile tile = {.sequence = sequence, .head = head, .q_begin = row->q_tile * run->tile_q};
   tile.rows = clamp(sequence->n_q - tile.q_begin, 0, run->tile_q);
   int slot_rows = clamp(sequence->rows_q - tile.q_begin, 0, run->tile_q);
   int64_t first = sequence->begin_q + tile.q_begin;
   if (tile.rows > 0) {
-    cpu_load(run, &arguments->q, run->spec->head_dim, sequence->slot, first, tile.rows, item.head,
+    cpu_load(run, &arguments->q, run->spec->head_dim, sequence->slot, first, tile.rows, head,
              scratch->q, run->qk_pitch, run->q_rows);
     memset(scratch->o, 0, (size_t)run->q_rows * (size_t)run->v_pitch * sizeof *scratch->o);
     for (int r = 0; r < tile.rows; r++) {
@@ -101,7 +102,7 @@ static void forward_item(const CpuRun *run, const CpuScratch *scratch, RotaItem 
       scratch->row_sum[r] = 0.0f;
     }
     for (int i = row->run_begin; i < row->run_end; i++) {
-      int end = (int)(run->runs[i].end_kind & ~ROTA_RUN_PARTIAL);
+      int end = (int)(run->runs[i].end_kind & ROTA_RUN_END);
       tile.partial = (run->runs[i].end_kind & ROTA_RUN_PARTIAL) != 0;
       for (int kv_tile = run->runs[i].begin; kv_tile < end; kv_tile++) {
         tile.k_begin = kv_tile * run->tile_kv;
@@ -114,18 +115,35 @@ static void forward_item(const CpuRun *run, const CpuScratch *scratch, RotaItem 
   }
   /* Rows of the slot past its used length. */
   cpu_store(run, &arguments->o, run->spec->head_dim_v, sequence->slot, first + tile.rows,
-            slot_rows - tile.rows, item.head, NULL, 0, 0.0f);
+            slot_rows - tile.rows, head, NULL, 0, 0.0f);
   for (int r = tile.rows; r < slot_rows; r++)
-    *cpu_element(&arguments->lse, sequence->slot, first + r, item.head) = -INFINITY;
+    *cpu_element(&arguments->lse, sequence->slot, first + r, head) = -INFINITY;
+}
+
+/* The row of a query tile, counted over all sequences, and head. */
+static const RotaRow *find_row(const CpuRun *run, int32_t tile, int head) {
+  int32_t low = 0, high = run->plan->lengths->batch;
+  while (high - low > 1) {
+    int32_t middle = low + (high - low) / 2;
+    if (run->sequences[middle].tile_begin <= tile)
+      low = middle;
+    else
+      high = middle;
+  }
+  const RotaSequence *sequence = &run->sequences[low];
+  bool per_head = plan_whole_rows(run->plan) > plan_q_tiles(run->plan);
+  return &run->rows[sequence->row_begin + (per_head ? (int64_t)head * sequence->q_tiles : 0) +
+                    tile - sequence->tile_begin];
 }
 
 void cpu_forward(const CpuRun *run) {
-  int64_t count = run->plan->row_items.count;
+  int64_t count = plan_q_tiles(run->plan) * run->heads;
 #pragma omp parallel num_threads(run->threads)
   {
     CpuScratch scratch = cpu_scratch(run, omp_get_thread_num());
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++)
-      forward_item(run, &scratch, run->row_items[i]);
+      forward_row(run, &scratch, find_row(run, (int32_t)(i / run->heads), (int)(i % run->heads)),
+                  (int)(i % run->heads));
   }
 }

@@ -17,7 +17,7 @@
 #include "generator/replace.h"
 #include "runtime/export_meta.h"
 
-enum { EXPORT_FORMAT = 5, HEADER_MAX = 256 };
+enum { EXPORT_FORMAT = 6, HEADER_MAX = 256 };
 
 typedef struct Header {
   char version[32], digest[ROTA_DIGEST_SIZE];

@@ -10,6 +10,9 @@
 --                ended; it calls wait_for_predecessor() before it reads what others write
 --                grid "row_workers" (forward): as many blocks as the field `workers` says share
 --                the row items, in queues of about the same work
+--                grid "joins" (forward): joins the pieces of query tiles that are cut, if the
+--                fields pieces, piece_keys, piece_row_keys and join_rows say so
+--                (generator/plan_pieces.h)
 local forward = import "lua/architectures/hopper_forward.lua"
 local backward = import "lua/architectures/hopper_backward.lua"
 local materialised = import "lua/architectures/hopper_materialised.lua"

@@ -27,6 +27,10 @@ local LOAD = 4.5
 local LAUNCHED, INSTRUCTION = { [2] = 168, [3] = 128 }, 30
 local STAGES = 2
 local BOX = 64 -- columns of the copy engine's boxes
+-- Rows that a block of the joining kernel joins, a warp each.
+local JOIN_ROWS = 4
+-- Pieces of a query tile that few queries fill: generator/plan_pieces.h, docs/hopper-forward.md.
+local PIECE_KEYS, ROW_KEYS, PIECES_MAX = 1024, 80, 33
 local EXTRA = 512 -- bytes: barriers, and what is announced of items and tiles
 -- Up to 128 keys: mask bits of a row and lane fit a word. Fewer than 48 are slow, and some spill.
 local AXES = {
@@ -118,6 +122,9 @@ local function kernel(spec, target)
   }
 end
 
+-- Whether query tiles may be cut: sum_j P_j |V_j|^2 of a row is not joined.
+local function cuts(spec) return spec.bound ~= "spread" end
+
 local function launches(spec, c)
   local list = {
     {
@@ -128,7 +135,15 @@ local function launches(spec, c)
       shared_bytes = c.shared_bytes,
     },
   }
-  if spec.bound == "spread" then
+  if cuts(spec) then
+    list[2] = {
+      entry = "rota_forward_join",
+      grid = "joins",
+      threads = 32 * JOIN_ROWS,
+      overlaps = true,
+      shared_bytes = 0,
+    }
+  else
     table.insert(list, 1, { entry = "rota_value_squares", grid = "row_items", threads = 256,
       shared_bytes = 0, overlaps = true })
   end
@@ -153,6 +168,10 @@ local function tiling(spec, target, c)
     consumer_registers = c.registers.consumer,
     loader_registers = c.registers.loader,
     workers = target.multiprocessors,
+    piece_keys = PIECE_KEYS,
+    piece_row_keys = ROW_KEYS,
+    pieces = cuts(spec) and PIECES_MAX or 0,
+    join_rows = JOIN_ROWS,
     wgmma = shapes,
     tensor_maps = {
       { tensor = "q", rows = c.tile_q, heads = c.packed },

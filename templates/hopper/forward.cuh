@@ -31,6 +31,7 @@
 #include "instructions.cuh"
 #include "mask.cuh"
 #include "score.cuh"
+#include "templates/hopper/forward_join.cuh"
 #include "templates/hopper/forward_loader.cuh"
 #include "templates/lib/warpgroup.cuh"
 
@@ -84,10 +85,15 @@ struct ForwardConsumer {
   }
   ROTA_DEVICE int lane_query(int r) const { return lane_row(r) / kPacked; }
   ROTA_DEVICE int lane_head(int r) const { return lane_row(r) % kPacked; }
+  // lane_row(0), found anew: no register keeps it through the tiles.
+  ROTA_DEVICE static int found_row() {
+    const int thread = hidden((int)threadIdx.x);
+    return thread / kWarp * 16 + thread % kWarp / 4;
+  }
   // Whether this is a row to store.
-  ROTA_DEVICE bool lane_stores(const ForwardItem &item, int r) const {
-    const bool in_tile = kTileQ * kPacked == Shared::kRows || lane_row(r) < kTileQ * kPacked;
-    return in_tile && item.origin.q + lane_query(r) < item.rows_q;
+  ROTA_DEVICE static bool stores(const ForwardItem &item, int row) {
+    const bool in_tile = kTileQ * kPacked == Shared::kRows || row < kTileQ * kPacked;
+    return in_tile && item.origin.q + row / kPacked < item.rows_q;
   }
 
   // ---- Products ----
@@ -234,10 +240,10 @@ struct ForwardConsumer {
         return true;
       }
       float scale[2];
-      close(Softmax(), items.index, scale);
+      const int partial = close(Softmax(), items.index, scale);
       float o[kO];
       clear(o);
-      store_o(o, scale, items.index);
+      store_o(o, scale, partial, items.index);
       release_item();
     }
     return false;
@@ -290,18 +296,19 @@ struct ForwardConsumer {
   // An item's first tile: S of it, kBeside the last P V of the item `before`, whose O it stores.
   template <bool kBeside> ROTA_DEVICE void begin_item(Tile &t, int before) {
     float scale[2], rescale[2];
+    int partial = -1;
     wait_turn();
     start_s(t.s);
     if constexpr (kBeside)
       start_o(t.o, t.p);
     pass_turn();
     if constexpr (kBeside)
-      close(softmax, before, scale);
+      partial = close(softmax, before, scale);
     softmax = Softmax();
     take_s<kBeside>(t, rescale);
     if constexpr (kBeside) {
       wait_o(t.o);
-      store_o(t.o, scale, before);
+      store_o(t.o, scale, partial, before);
     }
     clear(t.o);
     pack_probabilities(t.p, t.s, Element());
@@ -323,33 +330,56 @@ struct ForwardConsumer {
   ROTA_DEVICE void end_item(Tile &t, int item) {
     float scale[2];
     start_o(t.o, t.p);
-    close(softmax, item, scale);
+    const int partial = close(softmax, item, scale);
     wait_o(t.o);
-    store_o(t.o, scale, item);
+    store_o(t.o, scale, partial, item);
   }
-  // Closes the rows of an item: stores LSE, hands out the factors of O.
-  ROTA_DEVICE void close(const Softmax &softmax, int number, float (&scale)[2]) const {
+  // Closes the rows of an item: stores LSE, hands out the factors of O; returns item_partial.
+  ROTA_DEVICE int close(const Softmax &softmax, int number, float (&scale)[2]) const {
     const ForwardItem item = load_item(shared.item(number));
+    const int partial = uniform(item_partial(shared.item(number)));
+    const int row = kPacked == 1 ? found_row() : lane_row(0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int query = lane_query(r), head = item.origin.h + lane_head(r);
-      const float sink = kSinkLogit ? arguments.sink[head] : 0.0f;
-      SoftmaxRow row = softmax.template finish<kSinkLogit>(r, sink);
+      const int at = row + 8 * r, query = at / kPacked, head = item.origin.h + at % kPacked;
+      // A sink counts once, when pieces are joined.
+      const float sink = kSinkLogit && partial < 0 ? arguments.sink[head] : -kInfinity;
+      SoftmaxRow closed = softmax.template finish<kSinkLogit>(r, sink);
       if (item.origin.q + query >= item.origin.n_q)
-        row = {0.0f, -kInfinity};
-      const float square = softmax.mean_square(r, row.scale);
-      if (lane_index() % 4 == 0 && lane_stores(item, r)) {
-        *element_at<float>(arguments.lse, item.slot, item.row + query, head) = row.lse;
+        closed = {0.0f, -kInfinity};
+      const float square = softmax.mean_square(r, closed.scale);
+      if (lane_index() % 4 == 0 && stores(item, at)) {
+        if (partial < 0)
+          *element_at<float>(arguments.lse, item.slot, item.row + query, head) = closed.lse;
+        else
+          arguments.partial_lse[partial + found_row() + 8 * r] = closed.lse;
         if constexpr (kSpread != 0)
           *element_at<float>(arguments.mean_square, item.slot, item.row + query, head) = square;
       }
-      scale[r] = row.scale;
+      scale[r] = closed.scale;
     }
+    return partial;
+  }
+  // O of a piece: scaled, in fp32, to its partials.
+  ROTA_DEVICE void store_partial(const float (&o)[kO], const float (&scale)[2], int number,
+                                 int partial) const {
+    const ForwardItem item = load_item(shared.item(number));
+    const int first = found_row();
+    const int rows = smaller(item.rows_q - item.origin.q, kTileQ) * kPacked;
+    float *to =
+        arguments.partials + (long long)(partial + first) * kHeadDimV + lane_index() % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (first + 8 * r < rows)
+#pragma unroll
+        for (int i = 0; i < kBlocksO; i++)
+          store_global_words(to + 8 * (r * kHeadDimV + i),
+                             __float_as_uint(o[4 * i + 2 * r] * scale[r]),
+                             __float_as_uint(o[4 * i + 2 * r + 1] * scale[r]));
   }
   // Scales, rounds and stores O of an item, straight from registers: the four lanes of a row
   // exchange words until each has 16 bytes.
-  ROTA_DEVICE void store_o(float (&o)[kO], const float (&scale)[2], int number) const {
-    const ForwardItem item = load_item(shared.item(number));
+  ROTA_DEVICE void store_o(float (&o)[kO], const float (&scale)[2], int partial, int number) const {
     const int lane = lane_index() % 4;
     if (__any_sync(kAllLanes, scale[0] == 0.0f || scale[1] == 0.0f)) {
       // A select: the accumulators of an empty row may hold 0 * NaN of a neighbour's key.
@@ -357,11 +387,18 @@ struct ForwardConsumer {
       for (int i = 0; i < kO; i++)
         o[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : o[i];
     }
+    if (partial >= 0) {
+      store_partial(o, scale, number, partial);
+      return;
+    }
+    const ForwardItem item = load_item(shared.item(number));
+    const int row = kPacked == 1 ? found_row() : lane_row(0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const bool stored = lane_stores(item, r);
-      Element *to = element_at<Element>(arguments.o, item.slot, item.row + lane_query(r),
-                                        item.origin.h + lane_head(r));
+      const int at = row + 8 * r;
+      const bool stored = stores(item, at);
+      Element *to = element_at<Element>(arguments.o, item.slot, item.row + at / kPacked,
+                                        item.origin.h + at % kPacked);
 #pragma unroll
       for (int first = 0; first < kBlocksO; first += 4) {
         unsigned word[4];

@@ -32,7 +32,8 @@ struct ForwardLoader {
       const unsigned full = shared.q_full(ring_q.stage);
       barrier_wait_phase(shared.q_empty(ring_q.stage), ring_q.parity);
       const int head = item.head * kPacked;
-      store_item(shared.item(items.index), sequence, q_begin, head, q_row, !walk.valid());
+      store_item(shared.item(items.index), sequence, q_begin, head, q_row, !walk.valid(),
+                 partial_of(item));
       wait_for_predecessor(); // which may write Q, K, V or read O; not the plan's tables
       if (walk.valid()) {
         barrier_expect(full, Shared::kLoadedQ);
@@ -46,6 +47,13 @@ struct ForwardLoader {
       }
       ring_q.advance();
     }
+  }
+  // Where a piece's results go; -1 for a whole item.
+  ROTA_DEVICE int partial_of(RotaItem item) const {
+    if (item.index < arguments.piece_begin)
+      return -1;
+    const RotaPiece &piece = arguments.pieces[item.index - arguments.piece_begin];
+    return piece.partial + item.head * piece.step;
   }
   ROTA_DEVICE void load_k_tiles(RunWalk &walk, Ring<kStages> &ring, int begin, int head, int slot,
                                 const float *squares) const {

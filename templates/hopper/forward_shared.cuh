@@ -64,7 +64,7 @@ struct ForwardItem {
 
 // Word by word, since the loader has few registers.
 ROTA_DEVICE void store_item(unsigned to, const RotaSequence &sequence, int q_begin, int head,
-                            int row, bool empty) {
+                            int row, bool empty, int partial) {
   store_shared_word(to, (unsigned)q_begin);
   store_shared_word(to + 4, (unsigned)head);
   store_shared_word(to + 8, (unsigned)sequence.batch);
@@ -74,6 +74,7 @@ ROTA_DEVICE void store_item(unsigned to, const RotaSequence &sequence, int q_beg
   store_shared_word(to + 24, (unsigned)sequence.rows_q);
   store_shared_word(to + 28, (unsigned)row);
   store_shared_word(to + 32, empty);
+  store_shared_word(to + 36, (unsigned)partial);
 }
 ROTA_DEVICE ForwardItem load_item(unsigned from) {
   int word[8];
@@ -81,6 +82,10 @@ ROTA_DEVICE ForwardItem load_item(unsigned from) {
   for (int i = 0; i < 8; i++)
     word[i] = load_shared_int(from + i * 4);
   return {{word[0], 0, word[1], word[2], word[3], word[4]}, word[5], word[6], word[7]};
+}
+// Of a piece, where its results go: the first row of its partials; -1: to O and LSE.
+ROTA_DEVICE int item_partial(unsigned from) {
+  return kPieces > 1 ? load_shared_int(from + 36) : -1;
 }
 // Whether no tile of the item is to be computed.
 ROTA_DEVICE bool item_is_empty(unsigned from) {

@@ -11,6 +11,8 @@
 //   chain_items[i] = (chain, kv head)    blocks of two_pass, queue entries of ordered and atomic
 //   queue[w] .. queue[w + 1]             chain_items of worker w; workers are numbered by a ticket
 //                                        forward: row_items of block w
+//   rows[piece_begin + p]                pieces[p]: some of the kv tiles of a row that is cut
+//   joins[i]                             some rows of a (row, query head) that is cut
 // clang-format on
 #ifndef ROTA_LIB_ABI_H
 #define ROTA_LIB_ABI_H
@@ -52,21 +54,35 @@ typedef struct RotaRun {
 #define ROTA_RUN_BOUNDED 0x40000000u
 #define ROTA_RUN_END     0x3fffffffu
 
+// Forward, few queries: a row may be cut into pieces of consecutive kv tiles. Each is an item of
+// its own, whose results are partial: normalised O in fp32, and LSE, in `rows` rows for each (query
+// head, piece), those of a head side by side. Joining combines them in the order of the pieces.
+typedef struct RotaPiece {
+  int row, number;   // of the row's pieces
+  int partial, step; // first row of its partials for item head 0; to those of the next item head
+} RotaPiece;
+
+typedef struct RotaJoin { // one block of the joining kernel
+  int row, head;          // what is joined, as in an item
+  int first, rows;        // rows of the tile: the block's first one; how many there are to store
+  int piece, pieces;      // the first of them, how many
+  int partial;            // first row of its partials; the next piece's are `rows` further
+  int unused;
+} RotaJoin;
+
 typedef struct RotaChain { // one kv tile (of one kv head where the mask depends on h)
   int sequence, kv_tile;
   int visit_begin, visit_end; // all query heads of the group
 } RotaChain;
 
-// One visit. Word 0: q_tile (29 bits), bit 29 bounded as in a run, bit 30 last, bit 31 partial.
-// Word 1: rank (20 bits), head within group (12 bits, high). Rank 0 stores, others add, the last
-// one finalises.
+// One visit. Word 0: q_tile (30 bits), bit 30 last, bit 31 partial. Word 1: rank (20 bits), head
+// within group (12 bits, high). Rank 0 stores, others add, the last one finalises.
 typedef struct RotaVisit {
   unsigned tile, rank;
 } RotaVisit;
 #define ROTA_VISIT_PARTIAL    0x80000000u
 #define ROTA_VISIT_LAST       0x40000000u
-#define ROTA_VISIT_BOUNDED    0x20000000u
-#define ROTA_VISIT_TILE       0x1fffffffu
+#define ROTA_VISIT_TILE       0x3fffffffu
 #define ROTA_VISIT_RANK       0x000fffffu
 #define ROTA_VISIT_HEAD_SHIFT 20
 
@@ -89,7 +105,9 @@ typedef struct RotaWorkspace {
   long long dq_accumulator; // float [all query tiles * heads][tile_q * padded head dim], in an
                             // order the kernel chooses
   long long
-      counters;    // int [all query tiles * heads + 1]: finished ranks; the last one is the ticket
+      counters; // int [all query tiles * heads + 1]: finished ranks; the last one is the ticket
+  long long partials;    // forward: float [rows of partials][head dim of V]
+  long long partial_lse; // float [rows of partials]
   long long works; // from here on what works need (lib/materialised.h), as far as there are any
   long long scores, stats, sum_q, sum_k, work_counters;
   long long bytes; // total
@@ -140,14 +158,18 @@ typedef struct RotaArguments {
   const RotaVisit *visits;
   const RotaItem *chain_items;
   const int *queue;
+  const RotaPiece *pieces;
+  const RotaJoin *joins;
   float *delta; // workspace, see RotaWorkspace
   float *dq_accumulator;
   int *counters;
+  float *partials, *partial_lse;
   RotaScalar parameters[ROTA_ABI_PARAMETERS];
   RotaIndexed tensors[ROTA_ABI_TENSORS];
   int heads, kv_heads, batch, tiles; // tiles: query tiles of all sequences
   int row_item_count, chain_item_count, workers;
-  float scale; // softmax scale
+  int piece_begin; // rows from this one on are those of pieces
+  float scale;     // softmax scale
   RotaMaterialised materialised;
 } RotaArguments;
 

@@ -106,6 +106,10 @@ ROTA_DEVICE void store_global_chunk(void *global, const Chunk &x) {
                : "memory");
 }
 
+ROTA_DEVICE void store_global_words(void *global, unsigned low, unsigned high) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(global), "r"(low), "r"(high) : "memory");
+}
+
 // ---- Chunks of a row in global memory: any head dim, any alignment ----
 
 // Bytes of chunk `chunk` that exist in a row of kColumns elements: 16, fewer in the last one, 0 in

@@ -52,8 +52,9 @@ typedef struct TrialShape {
   bool sink, d_lse;
   bool forward_only;
   bool nondeterministic;
-  rota_layout layout; /* ANY: pitches and bases are odd */
-  bool heads_outside; /* BHSD instead of BSHD */
+  rota_layout layout;       /* ANY: pitches and bases are odd */
+  const char *architecture; /* NULL: the device's own */
+  bool heads_outside;       /* BHSD instead of BSHD */
   uint64_t seed;
   size_t workspace_limit; /* of the plans; 0: the default */
   /* Tensors and values of mask and score; `late_tensors`: the plan learns the shapes, each run

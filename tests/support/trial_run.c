@@ -144,6 +144,7 @@ rota_status trial_prepare(Trial *trial, rota_context *context, const Gpu *gpu) {
   for (int i = 0; i < directions(trial); i++) {
     rota_kernel_request request = {.direction = (rota_direction)i,
                                    .device = gpu ? ROTA_DEVICE_CUDA : ROTA_DEVICE_CPU,
+                                   .architecture = trial->shape.architecture,
                                    .layout = trial->shape.layout};
     ROTA_TRY(rota_kernel_prepare(context, trial->spec, &request, &trial->kernels[i]));
     ROTA_TRY(make_plan(trial, (rota_direction)i));
