@@ -21,11 +21,11 @@ static void test_d1_few_queries(void **state) {
   } cases[] = {
       {64, 8, 128, 0, 1, 8200, "causal", NULL, true},
       {8, 8, 64, 0, 1, 4000, NULL, NULL, false},
-      {8, 1, 128, 0, 17, 20000, "causal & window(15000, 0)", NULL, false},
+      {8, 1, 128, 0, 17, 33000, "causal & window(30000, 0)", NULL, false},
       {12, 4, 64, 0, 3, 5000, "where \"(k // 300 + q) % 3 ~= 0\"", NULL, true},
-      {16, 2, 192, 128, 2, 5000, "causal & (window(1900, 0) | sinks(700))", "softcap(20)", true},
+      {16, 2, 192, 128, 2, 5000, "causal & (window(2900, 0) | sinks(700))", "softcap(20)", true},
       {8, 2, 256, 0, 5, 6000, "causal & where \"h < 6 or k < 1500\"", NULL, false},
-      {4, 4, 96, 0, 100, 9000, "causal", NULL, false},
+      {2, 2, 96, 0, 100, 20000, "causal", NULL, false},
       {2, 2, 128, 0, 130, 12000, NULL, NULL, false},
       {4, 2, 72, 80, 4, 4100, NULL, "score \"s - 0.001 * (h + 1) * abs(q - k)\"", false},
       /* Rows without a key, in some of the pieces or in all of them. */
