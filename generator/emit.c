@@ -183,6 +183,48 @@ static void begin_expression_header(const char *what, Text *out) {
               what);
 }
 
+/* `bounds`: of queries are known, too. */
+static void emit_match(const Spec *spec, bool bounds, Text *out) {
+  Expression *of_query = NULL, *of_key = NULL, *first, *end, *rest;
+  bool matches = spec->mask && expression_match(spec->mask, &of_query, &of_key);
+  if (matches && !bounds && expression_columns_part(spec->mask, &first, &end, &rest)) {
+    matches = false;
+    expression_release(first);
+    expression_release(end);
+    expression_release(rest);
+  }
+  text_format(out,
+              "\n// Is the rest of the mask that mask_of_query(at), whatever at.k, is "
+              "mask_of_key(at), whatever at.q?\ninline constexpr bool kMaskIsMatch = %s;\n",
+              truth(matches));
+  emit_function("mask.cuh", "int mask_of_query(const Position &at, const RotaArguments &arguments)",
+                matches ? of_query : NULL, &spec->symbols, true, "0", out);
+  emit_function("mask.cuh", "int mask_of_key(const Position &at, const RotaArguments &arguments)",
+                matches ? of_key : NULL, &spec->symbols, true, "0", out);
+  expression_release(of_query);
+  expression_release(of_key);
+}
+
+/* Bounds of the queries that may attend a key, where they are known. */
+static void emit_rows(const Spec *spec, Text *out) {
+  Expression *first = NULL, *end = NULL;
+  bool known = !spec->mask || expression_rows(spec->mask, &first, &end);
+  text_format(out,
+              "\n// Are there bounds of queries, too, which hold wherever those of keys do:\n"
+              "// mask_query_first(at) <= q < mask_query_end(at), whatever at.q?\n"
+              "inline constexpr bool kMaskIsByQuery = %s;\n",
+              truth(known));
+  emit_function("mask.cuh",
+                "int mask_query_first(const Position &at, const RotaArguments &arguments)", first,
+                &spec->symbols, true, "0", out);
+  emit_function("mask.cuh",
+                "int mask_query_end(const Position &at, const RotaArguments &arguments)", end,
+                &spec->symbols, true, "at.n_q", out);
+  expression_release(first);
+  expression_release(end);
+  emit_match(spec, known, out);
+}
+
 /* Bounds of the keys that a query may attend, where the mask is such an interval. */
 static void emit_columns(const Spec *spec, Text *out) {
   Expression *first = NULL, *end = NULL, *rest = NULL;
@@ -208,6 +250,7 @@ void emit_mask(const Spec *spec, Text *out) {
   emit_function("mask.cuh", "bool mask_allows(const Position &at, const RotaArguments &arguments)",
                 spec->mask, &spec->symbols, true, "true", out);
   emit_columns(spec, out);
+  emit_rows(spec, out);
   text_append(out, "\n}  // namespace rota\n");
 }
 

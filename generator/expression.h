@@ -6,7 +6,7 @@
  *   C evaluation       expression_evaluate.c: rows of positions, for the CPU device and the tests
  *   CUDA text          expression_emit.c
  *   derivative by s    expression_derive.c
- *   bounds by column   expression_columns.c: a mask that allows an interval of keys
+ *   bounds by column   expression_columns.c: a mask that allows an interval of keys, or of queries
  *
  * Operators are Lua's, with Lua's precedence: `or` < `and` < comparison (< > <= >= ~= ==) < `+ -`
  * < `* / // %` < unary (`not -`) < `^` (float power). `//` and `%` floor; `/` is float; comparisons
@@ -140,6 +140,12 @@ bool expression_columns(const Expression *mask, Expression **first, Expression *
  * `rest`. False where there are none of either kind. */
 bool expression_columns_part(const Expression *mask, Expression **first, Expression **end,
                              Expression **rest);
+/* Of what one of these two solves, where that allows every key an interval of queries, too: the
+ * first query and the one after the last, as expressions in which q does not occur. */
+bool expression_rows(const Expression *mask, Expression **first, Expression **end);
+/* Where those of a mask's conditions that cannot be solved are one, that an integer of the query is
+ * the same as one of the key, as `document` has it: both. */
+bool expression_match(const Expression *mask, Expression **of_query, Expression **of_key);
 
 /* What an expression depends on. */
 typedef struct ExpressionUse {

@@ -6,6 +6,7 @@
  * are exact, so moving terms changes nothing; where a bound may leave 32 bits its text is computed
  * in 64. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "generator/expression_ast.h"
 
@@ -16,9 +17,10 @@ enum { NONE = -2 };
 typedef struct Columns {
   bool known;     /* the condition is first <= k < end */
   int first, end; /* nodes, or NONE */
+  int whole;      /* a condition free of k that stands for all of it, or NONE */
 } Columns;
 
-static const Columns unknown = {false, NONE, NONE};
+static const Columns unknown = {false, NONE, NONE, NONE};
 
 static int integer(Builder *builder, int64_t value) {
   return build_constant(builder, VALUE_INT, value, 0);
@@ -65,7 +67,7 @@ static LinearInK linear_of(Builder *builder, int index) {
 /* All keys where a condition free of k holds, none elsewhere. */
 static Columns by_condition(Builder *builder, int condition) {
   int end = build_select(builder, condition, integer(builder, LIMIT_LENGTH), integer(builder, 0));
-  return (Columns){true, NONE, end};
+  return (Columns){true, NONE, end, condition};
 }
 
 static Columns comparison(Builder *builder, Operation operation, int left, int right) {
@@ -79,12 +81,13 @@ static Columns comparison(Builder *builder, Operation operation, int left, int r
   int turned = build_unary(builder, OP_NEGATE, rest), one = integer(builder, 1);
   if (operation == OP_EQUAL) {
     int key = coefficient == 1 ? turned : rest;
-    return (Columns){true, key, build_binary(builder, OP_ADD, key, one)};
+    return (Columns){true, key, build_binary(builder, OP_ADD, key, one), NONE};
   }
   bool strict = operation == OP_LESS;
   if (coefficient == 1)
-    return (Columns){true, NONE, strict ? turned : build_binary(builder, OP_ADD, turned, one)};
-  return (Columns){true, strict ? build_binary(builder, OP_ADD, rest, one) : rest, NONE};
+    return (Columns){true, NONE, strict ? turned : build_binary(builder, OP_ADD, turned, one),
+                     NONE};
+  return (Columns){true, strict ? build_binary(builder, OP_ADD, rest, one) : rest, NONE, NONE};
 }
 
 static int narrower(Builder *builder, Operation operation, int a, int b) {
@@ -97,22 +100,31 @@ static Columns intersection(Builder *builder, Columns a, Columns b) {
   if (!a.known || !b.known)
     return unknown;
   return (Columns){true, narrower(builder, OP_MAX, a.first, b.first),
-                   narrower(builder, OP_MIN, a.end, b.end)};
+                   narrower(builder, OP_MIN, a.end, b.end), NONE};
 }
 
-/* Known only where both reach to the same side. */
+/* All keys where a condition free of k holds, else `a`. */
+static Columns unless(Builder *builder, int condition, Columns a) {
+  int all = integer(builder, LIMIT_LENGTH), none = integer(builder, 0);
+  return (Columns){true, a.first == NONE ? NONE : build_select(builder, condition, none, a.first),
+                   a.end == NONE ? NONE : build_select(builder, condition, all, a.end), NONE};
+}
+
+/* Known where both reach to the same side, or one is all or nothing. */
 static Columns hull(Builder *builder, Columns a, Columns b) {
   if (!a.known || !b.known)
     return unknown;
+  if (a.whole != NONE || b.whole != NONE)
+    return a.whole != NONE ? unless(builder, a.whole, b) : unless(builder, b.whole, a);
   if (a.first == NONE && b.first == NONE)
-    return (Columns){true, NONE,
-                     a.end == NONE || b.end == NONE ? NONE
-                                                    : build_binary(builder, OP_MAX, a.end, b.end)};
+    return (Columns){
+        true, NONE,
+        a.end == NONE || b.end == NONE ? NONE : build_binary(builder, OP_MAX, a.end, b.end), NONE};
   if (a.end == NONE && b.end == NONE)
     return (Columns){
         true,
         a.first == NONE || b.first == NONE ? NONE : build_binary(builder, OP_MIN, a.first, b.first),
-        NONE};
+        NONE, NONE};
   return unknown;
 }
 
@@ -224,5 +236,96 @@ bool expression_columns_part(const Expression *mask, Expression **first, Express
     return true;
   expression_release(*rest);
   *first = *end = *rest = NULL;
+  return false;
+}
+
+/* ---- Numbers that match ---- */
+
+/* The integer below a node, which fits 32 bits and does not depend on a variable. */
+static Expression *number_without(const Expression *expression, int index, IndexVariable variable) {
+  const Node *node = &expression->nodes[index];
+  Builder builder = {.kind = EXPRESSION_MASK};
+  if (node->type != VALUE_INT || node->wide || (node->variables >> variable & 1))
+    return NULL;
+  if (build_copy(&builder, expression, -1) >= 0)
+    return build_finish(&builder, index, expression_place(expression), NULL);
+  free(builder.nodes);
+  return NULL;
+}
+
+bool expression_match(const Expression *mask, Expression **of_query, Expression **of_key) {
+  *of_query = *of_key = NULL;
+  Expression *rest = part(mask, false);
+  const Node *root = rest ? &rest->nodes[expression_root(rest)] : NULL;
+  for (int turn = 0; root && root->operation == OP_EQUAL && turn < 2 && !*of_key; turn++) {
+    expression_release(*of_query);
+    *of_query = number_without(rest, root->operand[turn], INDEX_K);
+    *of_key = *of_query ? number_without(rest, root->operand[1 - turn], INDEX_Q) : NULL;
+  }
+  expression_release(rest);
+  if (*of_key)
+    return true;
+  expression_release(*of_query);
+  *of_query = NULL;
+  return false;
+}
+
+/* ---- Queries in place of keys ---- */
+
+/* q and k have changed places. */
+static int copy_turned(Builder *builder, const Expression *expression) {
+  size_t bytes = sizeof(Expression) + (size_t)expression->count * sizeof(Node);
+  Expression *turned = memory_allocate(1, bytes);
+  if (!turned)
+    return -1;
+  turned->count = expression->count;
+  memcpy(turned->nodes, expression->nodes, (size_t)expression->count * sizeof(Node));
+  for (int i = 0; i < turned->count; i++) {
+    Node *node = &turned->nodes[i];
+    if (node->operation != OP_INDEX || (node->value.i != INDEX_Q && node->value.i != INDEX_K))
+      continue;
+    node->value.i = node->value.i == INDEX_Q ? INDEX_K : INDEX_Q;
+    node->variables = (uint8_t)(1 << node->value.i);
+    node->varies = node->value.i == INDEX_K;
+  }
+  int root = build_copy(builder, turned, -1);
+  free(turned);
+  return root;
+}
+
+static Expression *turn(const Expression *expression) {
+  Builder builder = {.kind = EXPRESSION_MASK};
+  int root = copy_turned(&builder, expression);
+  if (root >= 0)
+    return build_finish(&builder, root, expression_place(expression), NULL);
+  free(builder.nodes);
+  return NULL;
+}
+
+static void turn_in_place(Expression **expression) {
+  Expression *turned = turn(*expression);
+  expression_release(*expression);
+  *expression = turned;
+}
+
+bool expression_rows(const Expression *mask, Expression **first, Expression **end) {
+  bool whole = expression_columns(mask, first, end);
+  expression_release(*first);
+  expression_release(*end);
+  *first = *end = NULL;
+  Expression *solved = whole ? turn(mask) : part(mask, true);
+  if (solved && !whole)
+    turn_in_place(&solved);
+  bool known = solved && expression_columns(solved, first, end);
+  expression_release(solved);
+  if (!known)
+    return false;
+  turn_in_place(first);
+  turn_in_place(end);
+  if (*first && *end)
+    return true;
+  expression_release(*first);
+  expression_release(*end);
+  *first = *end = NULL;
   return false;
 }

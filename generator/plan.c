@@ -204,7 +204,7 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
 /* Planes live only while the tables are written. */
 static rota_status build_tables(const Spec *spec, const Schedule *schedule, Plan *plan) {
   Expression *first = NULL, *end = NULL, *rest = NULL;
-  if (plan->direction == ROTA_FORWARD && spec->mask && tiling_get(&plan->tiling, "bounded", 0))
+  if (spec->mask && tiling_get(&plan->tiling, "bounded", 0))
     expression_columns_part(spec->mask, &first, &end, &rest);
   PlanesRequest request = {.mask = spec->mask,
                            .rest = rest,

@@ -67,6 +67,11 @@ int64_t plan_q_tiles(const Plan *plan);
 /* A chain's worker may wait for another's: the launch order of the items matters. */
 bool plan_is_ordered(const Plan *plan);
 
+/* The mask is evaluated for every element of the visit's tile. */
+static inline bool visit_evaluates(RotaVisit visit) {
+  return (visit.tile & (ROTA_VISIT_PARTIAL | ROTA_VISIT_BOUNDED)) == ROTA_VISIT_PARTIAL;
+}
+
 /* Checks the tables themselves, whatever made them: every index and count in range, every item
  * present once, ranks complete under the queue's order. A kernel given checked tables stays in
  * bounds and ends. FILE with what is wrong. */

@@ -53,26 +53,41 @@ static int64_t pair_end(const AssignRequest *request, const RotaItem *items, int
 }
 
 typedef struct Merge {
-  HeapEntry *heap;     /* [pairs] by the visits of their next item, most on top */
+  HeapEntry *heap;     /* [pairs] by `key`, most on top */
+  bool stretches;      /* as ASSIGN_STRETCHES */
+  int64_t *left;       /* [pairs] visits of the items that have not been taken */
   int64_t *next, *end; /* [pairs] their items in `copy` */
   RotaItem *copy;
 } Merge;
 
-/* Items of pairs [first, last): of their next ones always the longest, so that each pair's keep
- * their order. */
+static int64_t merge_key(const AssignRequest *request, const Merge *merge, int32_t pair) {
+  return merge->stretches ? merge->left[pair] : visits_of(request, merge->copy[merge->next[pair]]);
+}
+
+/* Items of pairs [first, last), each pair's in their order: of the next ones always the longest, or
+ * stretches of them. */
 static RotaItem *merge_pairs(const AssignRequest *request, Merge *merge, int32_t first,
                              int32_t last, RotaItem *out) {
   HeapEntry *heap = merge->heap;
   int32_t count = 0;
   for (int32_t pair = first; pair < last; pair++) {
-    heap[count] = (HeapEntry){-visits_of(request, merge->copy[merge->next[pair]]), pair};
+    for (int64_t i = merge->next[pair]; i < merge->end[pair]; i++)
+      merge->left[pair] += visits_of(request, merge->copy[i]);
+    heap[count] = (HeapEntry){-merge_key(request, merge, pair), pair};
     heap_rise(heap, count++);
   }
   while (count > 0) {
     int32_t pair = heap[0].index;
-    *out++ = merge->copy[merge->next[pair]++];
-    if (merge->next[pair] < merge->end[pair])
-      heap[0].time = -visits_of(request, merge->copy[merge->next[pair]]);
+    int32_t visits;
+    int64_t end = merge->end[pair];
+    do {
+      visits = visits_of(request, merge->copy[merge->next[pair]]);
+      merge->left[pair] -= visits;
+      *out++ = merge->copy[merge->next[pair]++];
+    } while (merge->stretches && merge->next[pair] < end &&
+             visits_of(request, merge->copy[merge->next[pair]]) >= visits);
+    if (merge->next[pair] < end)
+      heap[0].time = -merge_key(request, merge, pair);
     else
       heap[0] = heap[--count];
     heap_sink(heap, count, 0);
@@ -88,10 +103,13 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
   size_t count = (size_t)request->item_count;
   size_t pairs = (size_t)request->batch * (size_t)request->kv_heads;
   int32_t merged = 0, together = request->schedule->together;
-  Merge merge = {
-      memory_allocate(pairs + 1, sizeof(HeapEntry)), memory_allocate(pairs + 1, sizeof(int64_t)),
-      memory_allocate(pairs + 1, sizeof(int64_t)), memory_allocate(count + 1, sizeof(RotaItem))};
-  bool done = merge.heap && merge.next && merge.end && merge.copy;
+  Merge merge = {memory_allocate(pairs + 1, sizeof(HeapEntry)),
+                 request->schedule->assignment == ASSIGN_STRETCHES,
+                 memory_allocate(pairs + 1, sizeof(int64_t)),
+                 memory_allocate(pairs + 1, sizeof(int64_t)),
+                 memory_allocate(pairs + 1, sizeof(int64_t)),
+                 memory_allocate(count + 1, sizeof(RotaItem))};
+  bool done = merge.heap && merge.left && merge.next && merge.end && merge.copy;
   if (done) {
     RotaItem *last = items; /* where the next one goes; `copy` has all of them */
     memcpy(merge.copy, items, count * sizeof(RotaItem));
@@ -113,10 +131,76 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
     }
   }
   free(merge.heap);
+  free(merge.left);
   free(merge.next);
   free(merge.end);
   free(merge.copy);
   return done ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+}
+
+/* ---- To the worker that is free first ---- */
+
+/* The sum of a query tile of a (sequence, kv head) pair: when the last partial so far has been
+ * added, and by whom. */
+typedef struct Sum {
+  int64_t end;
+  int32_t worker;
+} Sum;
+
+/* From a worker's time on, the visits of an item's chain as the DAG model has them (dag.c), whose
+ * partials follow those of earlier items; returns when the worker is free again. */
+static int64_t run_item(const AssignRequest *request, RotaItem item, int32_t worker, int64_t now,
+                        Sum *sums) {
+  const Costs *costs = &request->schedule->costs;
+  const Pattern *pattern = pattern_of(request, item);
+  int32_t kv_tile = request->chains[item.index].kv_tile;
+  int64_t turn = 0, ring[COSTS_STAGING_MAX] = {0};
+  now += costs->start;
+  if (kv_tile >= pattern->chains)
+    return now;
+  int64_t begin = pattern->chain_begin[kv_tile], end = pattern->chain_begin[kv_tile + 1];
+  for (int64_t v = begin; v < end; v++) {
+    const PatternVisit *visit = &pattern->visits[v];
+    Sum *sum = &sums[(int64_t)visit->group_head * pattern->q_tiles + visit->q_tile];
+    int64_t *buffer = costs->staging ? &ring[(v - begin) % costs->staging] : NULL;
+    int64_t handoff = sum->worker == worker ? 0 : costs->handoff;
+    now += visit->partial ? costs->partial : costs->visit;
+    if (buffer && *buffer > now)
+      now = *buffer;
+    turn = now > turn ? now : turn;
+    if (request->ordered && visit->rank > 0 && sum->end + handoff > turn)
+      turn = sum->end + handoff;
+    *sum = (Sum){turn + costs->reduce, worker};
+    if (buffer)
+      *buffer = sum->end;
+    else
+      now = sum->end;
+  }
+  return now;
+}
+
+/* The first `count` items, which wait for earlier ones only. `heap`: workers by their time. */
+static rota_status deal_in_order(const AssignRequest *request, const RotaItem *items, int64_t count,
+                                 HeapEntry *heap, int32_t workers, int32_t *worker) {
+  int64_t tiles = 0; /* of a pair, at most */
+  for (int64_t i = 0; i < count; i++) {
+    const Pattern *pattern = pattern_of(request, items[i]);
+    int64_t all = (int64_t)pattern->group * pattern->q_tiles;
+    tiles = all > tiles ? all : tiles;
+  }
+  size_t pairs = (size_t)request->batch * (size_t)request->kv_heads;
+  Sum *sums = memory_allocate(pairs * (size_t)tiles + 1, sizeof(Sum));
+  if (!sums)
+    return ROTA_OUT_OF_MEMORY;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t sequence = request->chains[items[i].index].sequence;
+    Sum *of_pair = sums + (sequence * request->kv_heads + items[i].head) * tiles;
+    worker[i] = heap[0].index;
+    heap[0].time = run_item(request, items[i], worker[i], heap[0].time, of_pair);
+    heap_sink(heap, workers, 0);
+  }
+  free(sums);
+  return ROTA_OK;
 }
 
 /* ---- Workers of their own ---- */
@@ -184,16 +268,14 @@ static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int
                  memory_allocate(size, sizeof(HeapEntry))};
   rota_status status =
       state.heap && state.lanes && state.target && state.taken ? ROTA_OK : ROTA_OUT_OF_MEMORY;
-  if (status == ROTA_OK && request->schedule->assignment == ASSIGN_MIXED)
+  if (status == ROTA_OK && request->schedule->assignment != ASSIGN_LANES)
     status = longest_first(request, true, items, &others);
   if (status == ROTA_OK) {
     for (int32_t w = 0; w < workers; w++)
       state.heap[w].index = w;
-    for (int64_t i = 0; i < others; i++) {
-      worker[i] = state.heap[0].index;
-      state.heap[0].time += item_ticks(request, items[i]);
-      heap_sink(state.heap, workers, 0);
-    }
+    status = deal_in_order(request, items, others, state.heap, workers, worker);
+  }
+  if (status == ROTA_OK) {
     for (int64_t begin = others, end; begin < request->item_count; begin = end) {
       end = pair_end(request, items, begin);
       deal_pair(request, &state, items, begin, end, worker);
@@ -208,14 +290,14 @@ static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int
 
 static rota_status deal_items(const AssignRequest *request, const RotaItem *items,
                               int32_t *worker) {
-  int64_t *time = memory_allocate((size_t)request->item_count + 1, sizeof(int64_t));
-  if (!time)
+  int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
+  HeapEntry *heap = memory_allocate((size_t)workers + 1, sizeof(HeapEntry));
+  if (!heap)
     return ROTA_OUT_OF_MEMORY;
-  for (int64_t i = 0; i < request->item_count; i++)
-    time[i] = item_ticks(request, items[i]);
-  int64_t workers = assign_queues_max(request->schedule, request->item_count);
-  rota_status status = items_deal(time, request->item_count, (int32_t)workers, worker);
-  free(time);
+  for (int32_t w = 0; w < workers; w++)
+    heap[w].index = w;
+  rota_status status = deal_in_order(request, items, request->item_count, heap, workers, worker);
+  free(heap);
   return status;
 }
 
@@ -225,7 +307,8 @@ static rota_status to_workers(const AssignRequest *request, RotaItem *items, int
   int32_t *worker = memory_allocate((size_t)request->item_count + 1, sizeof(int32_t));
   rota_status status = worker ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   Assignment assignment = request->schedule->assignment;
-  if (status == ROTA_OK && (assignment == ASSIGN_LANES || assignment == ASSIGN_MIXED))
+  if (status == ROTA_OK &&
+      (assignment == ASSIGN_LANES || assignment == ASSIGN_MIXED || assignment == ASSIGN_STRETCHES))
     status = deal_lanes(request, items, worker);
   else if (status == ROTA_OK && assignment == ASSIGN_CYCLIC)
     for (int64_t i = 0; i < request->item_count; i++)
@@ -307,6 +390,7 @@ rota_status assign_items(const AssignRequest *request, RotaItem *items, int *que
   case ASSIGN_CYCLIC:
   case ASSIGN_LANES:
   case ASSIGN_MIXED:
+  case ASSIGN_STRETCHES:
     return to_workers(request, items, queue, queues);
   case ASSIGN_CALL:
     return by_call(request, items, queue, queues);

@@ -16,6 +16,7 @@ typedef struct AssignRequest {
   int32_t batch;
   int kv_heads;
   int64_t item_count;
+  bool ordered; /* chains wait for one another */
 } AssignRequest;
 
 /* Most queues that an assignment may make. */

@@ -247,8 +247,8 @@ static rota_status check_joins(Check *check) {
 
 /* ---- Chains ---- */
 
-/* Kind bits of tile (row, kv_tile): -1 if empty, 1 if partial, 0 if full. */
-static int tile_partial(const Check *check, const RotaRow *row, int32_t kv_tile) {
+/* Kind bits of tile (row, kv_tile) in a visit: -1 if empty. */
+static int64_t tile_kind_bits(const Check *check, const RotaRow *row, int32_t kv_tile) {
   int32_t low = row->run_begin, high = row->run_end;
   while (low < high) {
     int32_t middle = low + (high - low) / 2;
@@ -259,7 +259,9 @@ static int tile_partial(const Check *check, const RotaRow *row, int32_t kv_tile)
   }
   if (low == row->run_end || check->runs[low].begin > kv_tile)
     return -1;
-  return check->runs[low].end_kind & ROTA_RUN_PARTIAL ? 1 : 0;
+  unsigned kind = check->runs[low].end_kind;
+  return (kind & ROTA_RUN_PARTIAL ? ROTA_VISIT_PARTIAL : 0) |
+         (kind & ROTA_RUN_BOUNDED ? ROTA_VISIT_BOUNDED : 0);
 }
 
 /* Follows one visit as the item's worker does. */
@@ -275,10 +277,10 @@ static rota_status check_visit(Check *check, int32_t item, const RotaChain *chai
     return damaged("visit", index, "names no query tile or head");
   int64_t at =
       ((int64_t)sequence->tile_begin + q_tile) * plan->heads + (int64_t)kv_head * group + head;
-  int partial = tile_partial(check, &check->rows[check->row_of[at]], chain->kv_tile);
-  if (partial < 0)
+  int64_t kind = tile_kind_bits(check, &check->rows[check->row_of[at]], chain->kv_tile);
+  if (kind < 0)
     return damaged("visit", index, "is of an empty tile");
-  if (partial != ((visit.tile & ROTA_VISIT_PARTIAL) != 0))
+  if (kind != (visit.tile & (ROTA_VISIT_PARTIAL | ROTA_VISIT_BOUNDED)))
     return damaged("visit", index, "has the wrong tile kind");
   if (check->seen[at] == item)
     return damaged("visit", index, "repeats another of its chain");

@@ -146,8 +146,7 @@ static rota_status fill_plane(const Builder *builder, int32_t instance, DagPlane
       RotaVisit visit = builder->visits[v];
       *visits++ = (DagVisit){(int32_t)(visit.rank >> ROTA_VISIT_HEAD_SHIFT) * sequence->q_tiles +
                                  (int32_t)(visit.tile & ROTA_VISIT_TILE),
-                             (int32_t)(visit.rank & ROTA_VISIT_RANK),
-                             (visit.tile & ROTA_VISIT_PARTIAL) != 0};
+                             (int32_t)(visit.rank & ROTA_VISIT_RANK), visit_evaluates(visit)};
     }
   }
   return ROTA_OK;

@@ -105,7 +105,7 @@ static rota_status read_visits(const Plan *plan, const int32_t *found, Pattern *
       *to++ = (PatternVisit){.q_tile = (int32_t)(visits[v].tile & ROTA_VISIT_TILE),
                              .group_head = (int32_t)(visits[v].rank >> ROTA_VISIT_HEAD_SHIFT),
                              .rank = (int32_t)(visits[v].rank & ROTA_VISIT_RANK),
-                             .partial = (visits[v].tile & ROTA_VISIT_PARTIAL) != 0,
+                             .partial = visit_evaluates(visits[v]),
                              .last = (visits[v].tile & ROTA_VISIT_LAST) != 0};
   }
   return ROTA_OK;

@@ -149,15 +149,44 @@ static void fill_runs(const Planes *planes, RotaRun *runs, int32_t *base) {
   }
 }
 
+static bool any_bounded(const Planes *planes) {
+  for (int64_t i = 0; i < map_count(planes); i++) {
+    const TileMap *map = planes->maps[i];
+    for (int64_t r = 0; r < map->row_begin[map->q_tiles]; r++)
+      if (map->runs[r].kind == TILE_BOUNDED)
+        return true;
+  }
+  return false;
+}
+
+/* A pattern counts bounded tiles among the full ones, which cost about as much. */
+static unsigned visit_kind(const Planes *planes, int64_t plane, const PatternVisit *visit,
+                           int32_t kv_tile) {
+  if (visit->partial)
+    return ROTA_VISIT_PARTIAL;
+  int64_t class = plane / planes->pattern_heads, kv_head = plane % planes->pattern_heads;
+  int64_t group = planes->map_heads / planes->pattern_heads;
+  const TileMap *map = planes->maps[class * planes->map_heads + kv_head * group +
+                                    (planes->map_heads > 1 ? visit->group_head : 0)];
+  bool bounded = tile_map_kind(map, visit->q_tile, kv_tile) == TILE_BOUNDED;
+  return bounded ? ROTA_VISIT_PARTIAL | ROTA_VISIT_BOUNDED : 0;
+}
+
 static void fill_visits(const Planes *planes, RotaVisit *visits, int32_t *base) {
+  bool bounded = any_bounded(planes);
   int32_t count = 0;
   for (int64_t i = 0; i < pattern_count(planes); i++) {
     const Pattern *pattern = planes->patterns[i];
+    int32_t kv_tile = 0;
     base[i] = count;
     for (int64_t v = 0; v < pattern->chain_begin[pattern->chains]; v++) {
       const PatternVisit *visit = &pattern->visits[v];
+      while (v >= pattern->chain_begin[kv_tile + 1])
+        kv_tile++;
       unsigned tile = (unsigned)visit->q_tile | (visit->partial ? ROTA_VISIT_PARTIAL : 0) |
                       (visit->last ? ROTA_VISIT_LAST : 0);
+      if (bounded)
+        tile |= visit_kind(planes, i, visit, kv_tile);
       unsigned head = (unsigned)visit->group_head << ROTA_VISIT_HEAD_SHIFT;
       visits[count++] = (RotaVisit){tile, (unsigned)visit->rank | head};
     }
@@ -342,7 +371,8 @@ static rota_status fill_queue(const TablesRequest *request, const Tables *tables
                           .chains = tables->chains,
                           .batch = request->lengths->batch,
                           .kv_heads = request->kv_heads,
-                          .item_count = counts->chain_items};
+                          .item_count = counts->chain_items,
+                          .ordered = request->ordered};
   int32_t queues;
   ROTA_TRY(assign_items(&assign, tables->chain_items, tables->queue, &queues));
   counts->queue = queues + 1;

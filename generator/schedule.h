@@ -94,7 +94,12 @@ void answer_free(PatternAnswer *answer);
   X(CYCLIC, "cyclic", "item i belongs to worker i mod workers")                                    \
   X(LANES, "lanes",                                                                                \
     "one (sequence, kv head) after another, longest lane to the least busy worker")                \
-  X(MIXED, "mixed", "pairs that wait in start order as in `longest`, then the others as in `lanes`")
+  X(MIXED, "mixed",                                                                                \
+    "pairs that wait in start order as in `longest`, then the others as in `lanes`")               \
+  X(STRETCHES, "stretches",                                                                        \
+    "as `mixed`, but of pairs in start order the one with most left runs its next chains, as "     \
+    "long "                                                                                        \
+    "as each is no shorter than the one before")
 typedef enum Assignment {
 #define X(name, text, meaning) ASSIGN_##name,
   ASSIGNMENT_LIST(X)

@@ -82,7 +82,7 @@ local function shipped_with_options(given)
   return (shipped_schedule(text))
 end
 
-local assignments = { "cyclic", "lanes", "longest", "mixed", "tickets" }
+local assignments = { "cyclic", "lanes", "longest", "mixed", "stretches", "tickets" }
 local text_expected = one_of_type "string"
 local own_fields = {
   about = text_expected,

@@ -196,6 +196,81 @@ schedules.rules = {
 -- tile.
 local SHORT, LONG = 8, { [2] = 128, [3] = 32 }
 
+-- Neighbouring chains that end on the same query tile, as {first, last}: under a causal mask within
+-- documents those of one document.
+local function blocks_of(map)
+  local blocks = {}
+  for chain = 0, map.chains - 1 do
+    local block = blocks[#blocks]
+    if block and map.last(chain) == map.last(block[2]) then
+      block[2] = chain
+    else
+      blocks[#blocks + 1] = { chain, chain }
+    end
+  end
+  return blocks
+end
+
+-- Whether blocks are of one length, longer than SHORT, and share no query tile.
+local function are_even(map, blocks)
+  local before = -1
+  for _, block in ipairs(blocks) do
+    local first = map.first(block[1])
+    if not first or first <= before or block[2] - block[1] ~= blocks[1][2] - blocks[1][1] then
+      return false
+    end
+    before = map.last(block[1])
+  end
+  return map.chains > SHORT * #blocks
+end
+
+-- Whether some are so long that they must not come last.
+local function has_long_chains(map)
+  local most, sum = 0, 0
+  for chain = 0, map.chains - 1 do
+    most, sum = math.max(most, map.count(chain)), sum + map.count(chain)
+  end
+  return most * map.chains > 8 * sum
+end
+
+schedules.rules.by_tiles = {
+  about = "for masks that are evaluated: symmetric_shift within documents that are equally long, "
+    .. "of whole tiles; longest_first where few chains are much longer than others; else "
+    .. "shortest_first",
+  source = "measured on Hopper kernels, bench/results/backward_masks_h200.csv; the DAG model",
+  assignment = "stretches",
+  pattern = function(map, gang)
+    local blocks, rules = blocks_of(map), schedules.rules
+    if not are_even(map, blocks) then
+      local rule = has_long_chains(map) and rules.longest_first or rules.shortest_first
+      local answer = rule.pattern(map)
+      answer.ranks = "start"
+      return answer
+    end
+    local chains = blocks[1][2] + 1
+    local half = (chains + 1) // 2
+    local start, short, lanes, visits = {}, {}, {}, {}
+    for number, block in ipairs(blocks) do
+      local last, split = map.last(block[1]), map.first(block[1] + half)
+      local width = last - split + 1
+      local step = stagger_of({ stagger = 2 }, width, half)
+      for i = 0, chains - 1 do
+        local chain, from = block[1] + i, split + i * step % width
+        if i < half then
+          start[#start + 1] = chain
+          visits[chain] = { { from, last }, { split, from - 1 }, { 0, split - 1 } }
+        else
+          short[#short + 1] = chain
+          visits[chain] = { { last, 0, -1 } }
+        end
+        lanes[chain] = ((number - 1) * half + math.min(i, chains - 1 - i)) % gang
+      end
+    end
+    table.move(short, 1, #short, #start + 1, start)
+    return { gang = math.min(half * #blocks, gang), lanes = lanes, visits = visits, start = start }
+  end,
+}
+
 schedules.rules.by_length = {
   about = "shortest_first for sequences of up to 8 chains; else shift, or for causal masks "
     .. "symmetric_shift and, from 129 chains on (33 where a kv tile is three query tiles), "
@@ -233,7 +308,7 @@ function schedules.auto(request)
   if request.architecture ~= "hopper" then
     return request.mask == "full" and "shortest_first" or "longest_first"
   end
-  if request.mask == "other" then return "longest_first" end
+  if request.mask == "other" then return "by_tiles" end
   if request.mask == "prefix" then return "by_length" end
   local twice = 2 * request.tile_q == request.tile_kv
   return request.mask == "full" and twice and "by_length" or "shortest_first"

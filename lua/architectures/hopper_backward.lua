@@ -75,6 +75,7 @@ return function(request, algorithm)
     pad = BOX,
     -- Words of every query row: delta, LSE; for `exact` its factor, and a share of the bounds.
     row_values = exact and 4 or 2,
+    bounded = 1, -- visits say where bounds of keys or queries suffice
     blocks_per_sm = 1,
     producer_registers = registers[groups][1],
     consumer_registers = registers[groups][2],

@@ -85,7 +85,7 @@ constexpr int kPairs = kTileQ / 8, kPairsAhead = kRowsAhead / 2;
 // wait for them, so it is fetched in the shadow of the visit before, if it is there by then.
 struct Fetched {
   bool is_there;
-  bool partial, tail; // VisitRecord's flags
+  bool partial, tail, bounded; // VisitRecord's flags
   float lse[kScores / 2];
 };
 
@@ -221,24 +221,122 @@ struct Consumer {
       }
     }
   }
-  // P is 0 where nothing may be seen, and NaN for keys that are not finite.
-  ROTA_DEVICE void mask_probabilities(const ChainWords &chain, const VisitRecord &visit,
-                                      float (&s)[kScores], unsigned (&p)[kBlocksQ][4]) const {
-    const float nan = __uint_as_float(0x7fffffffu);
+
+  // ---- What may be seen ----
+  //
+  // A bit for each of the lane's elements, by key, then by query: element i of S^T is bit
+  // element(i). All are set where nothing is masked.
+
+  static constexpr int kLaneQueries = kTileQ / 4; // of a lane
+  ROTA_DEVICE static constexpr unsigned element(int i) {
+    return 1u << (i % 4 / 2 * kLaneQueries + i / 4 * 2 + i % 2);
+  }
+  ROTA_DEVICE bool is_masked() const {
+    return fetched.partial || has_bad_keys;
+  }
+  // Bounds of keys or queries tell what the mask allows in the visit's tile.
+  ROTA_DEVICE bool is_bounded() const {
+    return kMaskIsInterval || (kMaskIsBounded && fetched.bounded);
+  }
+  ROTA_DEVICE bool is_bounded_by_query() const {
+    return kMaskIsByQuery && is_bounded();
+  }
+  // With two warpgroups no register is left for the bits between their uses.
+  ROTA_DEVICE bool finds_again() const {
+    return kConsumerGroups == 2 && is_bounded_by_query();
+  }
+  // Of queries 8 i + c (c 0 or 1) those below x, as bits 2 i + c.
+  ROTA_DEVICE static unsigned queries_below(int x) {
+    const int count = x <= 0 ? 0 : x / 8 * 2 + smaller(x % 8, 2);
+    return (1u << smaller(count, kLaneQueries)) - 1;
+  }
+  ROTA_DEVICE unsigned find_bounded(const ChainWords &chain, const VisitRecord &visit) const {
+    unsigned allowed = 0;
 #pragma unroll
-    for (int bit = 0; bit < kScores; bit++) {
-      Position at = position(chain.sequence, chain.kv_tile, visit, bit);
-      const bool exists = at.q < at.n_q && at.k < at.n_k;
-      at.q = clamp_index<kMaskUsesTensors>(at.q, at.n_q);
+    for (int r = 0; r < 2; r++) {
+      Position at = position(chain.sequence, chain.kv_tile, visit, 2 * r);
+      const bool exists = at.k < at.n_k;
       at.k = clamp_index<kMaskUsesTensors>(at.k, at.n_k);
-      const bool is_allowed = exists && mask_allows(at, arguments);
-      const bool bad = kHasMask && (bad_keys >> bit % 4 / 2 & 1u);
-      s[bit] = !is_allowed ? 0.0f : bad ? nan : s[bit];
-      if constexpr (kHasScore) {
-        unsigned &word = p[bit / 8][bit % 8 / 2];
-        const unsigned half = bit % 2 ? 0xffff0000u : 0xffffu;
-        word = !is_allowed ? word & ~half : bad ? word | half : word;
+      const int end = smaller(mask_query_end(at, arguments), at.n_q);
+      const unsigned bits =
+          queries_below(end - at.q) & ~queries_below(mask_query_first(at, arguments) - at.q);
+      allowed |= exists ? bits << (r * kLaneQueries) : 0u;
+    }
+    return allowed;
+  }
+  // In a loop, however long the expression; both keys in it, since what depends on the query alone
+  // is then computed once.
+  ROTA_DEVICE unsigned evaluate_mask(const ChainWords &chain, const VisitRecord &visit) const {
+    const Position first = position(chain.sequence, chain.kv_tile, visit, 0);
+    unsigned allowed = 0;
+#pragma unroll 2
+    for (int i = 0; i < kTileQ / 8; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        Position at = first;
+        at.q += 8 * i + j % 2;
+        at.k += 8 * (j / 2);
+        const bool exists = (at.q < at.n_q) & (at.k < at.n_k);
+        at.q = clamp_index<kMaskUsesTensors>(at.q, at.n_q);
+        at.k = clamp_index<kMaskUsesTensors>(at.k, at.n_k);
+        const unsigned bit = exists & mask_allows(at, arguments);
+        allowed |= bit << (j / 2 * kLaneQueries + 2 * i + j % 2);
       }
+    return allowed;
+  }
+  // Where the rest of the mask compares a number of the query's with one of the key's: each lane
+  // finds those of two queries and two keys.
+  ROTA_DEVICE unsigned match_numbers(const ChainWords &chain, const VisitRecord &visit) const {
+    const int lane = hidden(lane_index());
+    int of_key[2], of_query[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      Position at = position(chain.sequence, chain.kv_tile, visit, 2 * i);
+      at.k = clamp_index<true>(at.k, at.n_k);
+      at.q = clamp_index<true>(visit.q_tile * kTileQ + 2 * lane + i, at.n_q);
+      of_key[i] = mask_of_key(at, arguments);
+      of_query[i] = mask_of_query(at, arguments);
+    }
+    unsigned same = 0;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int x = __shfl_sync(kAllLanes, of_query[j], i + lane % 4);
+        same |= (x == of_key[0] ? element(i + j) : 0u) | (x == of_key[1] ? element(i + j + 2) : 0u);
+      }
+    return same & find_bounded(chain, visit);
+  }
+  // P is 0 where nothing may be seen, and NaN for keys that are not finite.
+  ROTA_DEVICE void mask_probabilities(unsigned allowed, float (&s)[kScores],
+                                      unsigned (&p)[kBlocksQ][4]) const {
+#pragma unroll
+    for (int i = 0; i < kScores; i++)
+      if (!(allowed & element(i)))
+        s[i] = 0.0f;
+    if constexpr (kHasScore)
+      mask_pairs(allowed, p);
+    if (kHasMask && has_bad_keys) {
+      const unsigned bad =
+          allowed & ((bad_keys & 1u ? 0xffffu : 0u) | (bad_keys & 2u ? 0xffff0000u : 0u));
+#pragma unroll
+      for (int i = 0; i < kScores; i++)
+        if (bad & element(i)) {
+          s[i] = __uint_as_float(0x7fffffffu);
+          if constexpr (kHasScore)
+            p[i / 8][i % 8 / 2] |= i % 2 ? 0xffff0000u : 0xffffu;
+        }
+    }
+  }
+  // Rounded pairs become 0 where nothing may be seen, whatever dP and delta are there.
+  ROTA_DEVICE static void mask_pairs(unsigned allowed, unsigned (&pairs)[kBlocksQ][4]) {
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      unsigned &pair = pairs[i / 8][i % 8 / 2];
+      if (!(allowed & element(i)))
+        pair &= 0xffff0000u;
+      if (!(allowed & element(i + 1)))
+        pair &= 0xffffu;
     }
   }
 
@@ -260,9 +358,24 @@ struct Consumer {
       ds[i / 2][i % 2 * 2 + 1] = pack(x[2], x[3], Element());
     }
   }
-  // dS is 0 where P is, whatever dP and delta are there.
-  ROTA_DEVICE void mask_score_gradients(const unsigned (&p)[kBlocksQ][4],
-                                        unsigned (&ds)[kBlocksQ][4]) const {
+
+  // Without a mask nothing is missing but keys and rows past the end. dS is 0 where P is, whatever
+  // dP and delta are there.
+  ROTA_DEVICE void clear_missing(const ChainWords &chain, const VisitRecord &visit,
+                                 float (&s)[kScores], unsigned (&p)[kBlocksQ][4]) const {
+#pragma unroll
+    for (int bit = 0; bit < kScores; bit++) {
+      const Position at = position(chain.sequence, chain.kv_tile, visit, bit);
+      const bool exists = at.q < at.n_q && at.k < at.n_k;
+      s[bit] = !exists ? 0.0f : s[bit];
+      if constexpr (kHasScore) {
+        unsigned &word = p[bit / 8][bit % 8 / 2];
+        word = !exists ? word & ~(bit % 2 ? 0xffff0000u : 0xffffu) : word;
+      }
+    }
+  }
+  ROTA_DEVICE static void clear_like(const unsigned (&p)[kBlocksQ][4],
+                                     unsigned (&ds)[kBlocksQ][4]) {
 #pragma unroll
     for (int i = 0; i < kBlocksQ; i++)
 #pragma unroll
@@ -374,6 +487,8 @@ struct Consumer {
     const unsigned flags = load_shared_word(record_of(ring.stage));
     fetched.partial = __any_sync(kAllLanes, (flags & VisitRecord::kPartial) != 0);
     fetched.tail = __any_sync(kAllLanes, (flags & VisitRecord::kTail) != 0);
+    if constexpr (kMaskIsBounded && !kMaskIsInterval)
+      fetched.bounded = __any_sync(kAllLanes, (flags & VisitRecord::kBounded) != 0);
     lse_of().template get<0, kPairsAhead>(fetched.lse);
   }
   ROTA_DEVICE RowValues lse_of() const {
@@ -431,12 +546,14 @@ struct Consumer {
     }
     return !__any_sync(kAllLanes, any);
   }
-  // From S^T and dP^T to P^T and dS^T, as operands.
-  ROTA_DEVICE void make_operands(const ChainWords &chain, bool last, float (&s)[kScores],
-                                 float (&dp)[kScores], unsigned (&p)[kBlocksQ][4],
-                                 unsigned (&ds)[kBlocksQ][4]) const {
+  // From S^T and dP^T to P^T and dS^T, as operands. `allowed`: unless bounds tell.
+  ROTA_DEVICE void make_operands(const ChainWords &chain, bool last, unsigned allowed,
+                                 float (&s)[kScores], float (&dp)[kScores],
+                                 unsigned (&p)[kBlocksQ][4], unsigned (&ds)[kBlocksQ][4]) const {
     // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already; P becomes 0.
-    const bool partial = fetched.partial || has_bad_keys;
+    const bool masked = is_masked();
+    if (kHasMask && masked && is_bounded_by_query() && !finds_again())
+      allowed = find_bounded(chain, visit());
     if (__builtin_expect(fetched.tail, false)) {
       wgmma_wait<0>();
       clear_queries(visit().rows);
@@ -449,8 +566,10 @@ struct Consumer {
     wgmma_touch(s);
     multiply_dp<kStepsV / 2, kStepsV>(dp);
     probabilities<kPairs / 2, kPairs>(chain, visit(), s, p);
-    if (__builtin_expect(partial, false))
-      mask_probabilities(chain, visit(), s, p);
+    if (!kHasMask && __builtin_expect(masked, false))
+      clear_missing(chain, visit(), s, p);
+    if (kHasMask && __builtin_expect(masked, false))
+      mask_probabilities(finds_again() ? find_bounded(chain, visit()) : allowed, s, p);
     float delta[kScores / 2];
     RowValues(tile(kSharedDelta, kRowBytes, ring.stage)).template get<0, kPairs>(delta);
     wgmma_wait<0>();
@@ -458,8 +577,10 @@ struct Consumer {
     if (last)
       arrive(barriers.empty_v());
     score_gradients(delta, s, dp, p, ds);
-    if (__builtin_expect(partial, false))
-      mask_score_gradients(p, ds);
+    if (!kHasMask && __builtin_expect(masked, false))
+      clear_like(p, ds);
+    if (kHasMask && __builtin_expect(masked, false))
+      mask_pairs(finds_again() ? find_bounded(chain, visit()) : allowed, ds);
   }
 
   // All but its dQ, which is made a visit later.
@@ -473,12 +594,15 @@ struct Consumer {
       fetch();
     }
     const bool idle =
-        is_beyond || (kMaskIsInterval && fetched.partial && uniform(is_idle(chain, visit())));
+        is_beyond || (fetched.partial && is_bounded() && uniform(is_idle(chain, visit())));
     if (!idle) {
       float s[kScores], dp[kScores];
+      unsigned allowed = ~0u; // in a loop, so before products are under way
+      if (kHasMask && is_masked() && !is_bounded_by_query())
+        allowed = kMaskIsMatch ? match_numbers(chain, visit()) : evaluate_mask(chain, visit());
       lse_of().template get<kPairsAhead, kPairs>(fetched.lse);
       begin_products(first, do_is_there, s, dp);
-      make_operands(chain, last, s, dp, p, ds);
+      make_operands(chain, last, allowed, s, dp, p, ds);
     } else {
       wait_visit(last);
     }

@@ -87,8 +87,9 @@ struct Loader {
   ROTA_DEVICE void announce_visit(const ChainWords &chain, const Visit &visit, int stage) const {
     const int rows = chain.sequence.n_q - visit.q_tile * kTileQ;
     const bool tail = rows < kTileQ;
-    const unsigned flags =
-        (visit.partial || tail ? VisitRecord::kPartial : 0u) | (tail ? VisitRecord::kTail : 0u);
+    const unsigned flags = (visit.partial || tail ? VisitRecord::kPartial : 0u) |
+                           (tail ? VisitRecord::kTail : 0u) |
+                           (visit.bounded || !visit.partial ? VisitRecord::kBounded : 0u);
     const unsigned at = shared + (unsigned)(kSharedVisit + kVisitBytes * stage);
     store_shared_word(at, flags);
     store_shared_word(at + 4, (unsigned)visit.q_tile);

@@ -85,7 +85,7 @@ constexpr int kSharedChain = kSharedFactor + kStagesQ * kFactorBytes; // ChainWo
 constexpr int kChainSlots = 4, kChainBytes = 80;
 constexpr int kSharedVisit = kSharedChain + kChainSlots * kChainBytes; // VisitRecord by stage
 constexpr int kVisitBytes = 16;
-constexpr int kSharedTurns = kSharedVisit + kVisitBytes * kStagesQ;    // Turn
+constexpr int kSharedTurns = kSharedVisit + kVisitBytes * kStagesQ; // Turn
 constexpr int kTurnSlots = kExact && kStagesQ == 2 ? 4 : 8, kTurnBytes = 32;
 constexpr int kSharedBadKeys = kSharedTurns + kTurnSlots * kTurnBytes; // a bit per key
 constexpr int kSharedWorker = kSharedBadKeys + 32;
@@ -162,19 +162,23 @@ ROTA_DEVICE const Turn &turn_of(int visit) {
 
 struct Visit {
   int q_tile, rank, head;
-  bool partial, last;
+  bool partial, bounded, last;
 };
 ROTA_DEVICE Visit unpack_visit(const RotaVisit &visit, int kv_head) {
-  return {(int)(visit.tile & ROTA_VISIT_TILE), (int)(visit.rank & ROTA_VISIT_RANK),
+  return {(int)(visit.tile & ROTA_VISIT_TILE),
+          (int)(visit.rank & ROTA_VISIT_RANK),
           kv_head * kGroup + (int)(visit.rank >> ROTA_VISIT_HEAD_SHIFT),
-          (visit.tile & ROTA_VISIT_PARTIAL) != 0, (visit.tile & ROTA_VISIT_LAST) != 0};
+          (visit.tile & ROTA_VISIT_PARTIAL) != 0,
+          (visit.tile & ROTA_VISIT_BOUNDED) != 0,
+          (visit.tile & ROTA_VISIT_LAST) != 0};
 }
 
 // A visit, as the loader announces it with Q.
 struct VisitRecord {
   enum Flags {
     kPartial = 1, // some elements are not to be seen: of the mask, or past the queries' end
-    kTail = 2     // rows are missing
+    kTail = 2,    // rows are missing
+    kBounded = 4  // within bounds nothing is forbidden, see kMaskIsBounded
   };
   unsigned flags;
   int q_tile, head;

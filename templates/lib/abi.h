@@ -75,14 +75,16 @@ typedef struct RotaChain { // one kv tile (of one kv head where the mask depends
   int visit_begin, visit_end; // all query heads of the group
 } RotaChain;
 
-// One visit. Word 0: q_tile (30 bits), bit 30 last, bit 31 partial. Word 1: rank (20 bits), head
-// within group (12 bits, high). Rank 0 stores, others add, the last one finalises.
+// One visit. Word 0: q_tile (29 bits), bit 29 bounded as in a run, bit 30 last, bit 31 partial.
+// Word 1: rank (20 bits), head within group (12 bits, high). Rank 0 stores, others add, the last
+// one finalises.
 typedef struct RotaVisit {
   unsigned tile, rank;
 } RotaVisit;
 #define ROTA_VISIT_PARTIAL    0x80000000u
 #define ROTA_VISIT_LAST       0x40000000u
-#define ROTA_VISIT_TILE       0x3fffffffu
+#define ROTA_VISIT_BOUNDED    0x20000000u
+#define ROTA_VISIT_TILE       0x1fffffffu
 #define ROTA_VISIT_RANK       0x000fffffu
 #define ROTA_VISIT_HEAD_SHIFT 20
 

@@ -14,9 +14,9 @@
 
 enum { AGAIN = 4 };
 
-static const char *const schedules[] = {"ascending",       "descending",     "shift",
-                                        "symmetric_shift", "shortest_first", "longest_first",
-                                        "rotate",          "by_length",      "optimized"};
+static const char *const schedules[] = {
+    "ascending",     "descending", "shift",     "symmetric_shift", "shortest_first",
+    "longest_first", "rotate",     "by_length", "by_tiles",        "optimized"};
 
 static const int32_t unequal[] = {0, 700, 700, 1724, 1725, 3000};
 

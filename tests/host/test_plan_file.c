@@ -283,6 +283,7 @@ static const TableEdit table_edits[] = {
     {"chain's visits past the table", "out of range", SECTION(chains), 3, 0x4000},
     {"visit of another tile", "visit", SECTION(visits), 0, 1},
     {"visit's kind", "wrong tile kind", SECTION(visits), 0, ROTA_VISIT_PARTIAL},
+    {"visit's bounds", "wrong tile kind", SECTION(visits), 0, ROTA_VISIT_BOUNDED},
     {"visit's last", "wrong rank", SECTION(visits), 0, ROTA_VISIT_LAST},
     {"visit's rank", "wrong rank", SECTION(visits), 1, 1},
     {"visit's head", "names no query tile", SECTION(visits), 1, 1u << 30},

@@ -241,6 +241,43 @@ static void test_short_sequences_take_turns(void **state) {
   plan_case_free(&at);
 }
 
+/* by_tiles: lanes of their own for documents of one length and whole tiles, else another's pattern.
+ */
+static void test_tiles_of_by_tiles(void **state) {
+  (void)state;
+  static const struct {
+    const char *mask, *as;
+  } cases[] = {
+      {"k <= q and q // 512 == k // 512", NULL},
+      {"k <= q and q // 256 == k // 256", "shortest_first"}, /* of few chains */
+      {"k <= q and q // 250 == k // 250", "shortest_first"},
+      {"k <= q and q - k < 256", "shortest_first"},
+      {"k <= q and (q - k < 64 or k < 4)", "longest_first"},
+      {"k <= q", "symmetric_shift"}, /* one document */
+  };
+  uint64_t random = 4;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    PlanCase at;
+    plan_case_create(&at, "ordered", cases[i].mask, NULL, 2, 1);
+    at.request.lengths = (rota_lengths){.batch = 2, .n_q = 1536, .n_k = 1536};
+    assert_int_equal(choose(&at, "by_tiles", 40), ROTA_OK);
+    Plan *plan = plan_case_good(&at);
+    for (const char *const *name = script_names(test_script, "schedules"); *name; name++) {
+      assert_int_equal(choose(&at, *name, 40), ROTA_OK);
+      Plan *other = plan_case_good(&at);
+      bool same = strcmp(plan->pattern_digest.hex, other->pattern_digest.hex) == 0;
+      if (cases[i].as && strcmp(cases[i].as, *name) == 0 && !same)
+        fail_msg("%s: not as %s", cases[i].mask, *name);
+      if (!cases[i].as && same && strcmp(*name, "by_tiles") != 0)
+        fail_msg("%s: as %s", cases[i].mask, *name);
+      plan_destroy(other);
+    }
+    plan_destroy(plan);
+    check_schedule(&at, "by_tiles", cases[i].mask, &random);
+    plan_case_free(&at);
+  }
+}
+
 /* A sequence's pattern does not depend on the batch around it. */
 static void test_patterns_do_not_depend_on_the_batch(void **state) {
   (void)state;
@@ -320,6 +357,7 @@ int main(void) {
       cmocka_unit_test(test_long_among_short),
       cmocka_unit_test(test_length_of_by_length),
       cmocka_unit_test(test_short_sequences_take_turns),
+      cmocka_unit_test(test_tiles_of_by_tiles),
       cmocka_unit_test(test_patterns_do_not_depend_on_the_batch),
       cmocka_unit_test(test_planning_time),
   };
