@@ -4,7 +4,7 @@
 // A persistent block takes (query tile, query head) items from the plan's list, longest first.
 // Its last warpgroup loads, the kConsumers others compute 64 query rows each:
 //
-//   warp 0 of it    Q of the next item, K tiles          warp 1    V tiles
+//   warp 0 of it    Q of the next item, K tiles, O       warp 1    V tiles
 //   warps 2, 3      look for NaN and infinities in V of partial tiles (guard)
 //
 // A consumer keeps O and P in registers. While the tensor cores compute S of a tile and O += P V
@@ -14,7 +14,10 @@
 // A tile's rows are kTileQ queries of kPacked heads of a group, which share K and V: row r is query
 // r / kPacked of the tile and head r % kPacked of those packed; rows beyond them are nothing.
 //
-// Shared memory: Q | K stage 0 .. | V stage 0 .. | items, tiles | barriers
+// With kStagedO an item's O goes to memory by way of shared memory and the copy engine, so that
+// consumers do not wait for memory; else straight from their registers.
+//
+// Shared memory: Q | K stage 0 .. | V stage 0 .. | O | items, tiles | barriers
 //
 //   barrier          arrivals                          waits
 //   q_full[stage]    K loader, bytes of Q              consumers
@@ -25,6 +28,8 @@
 //                    partial tile: the guard
 //   v_loaded[stage]  V loader, bytes of a partial V    guard
 //   v_empty[stage]   consumer warps                    V loader
+//   o_full           consumer warps                    K loader
+//   o_empty          K loader, when O has been read    consumers
 #ifndef ROTA_HOPPER_FORWARD_CUH
 #define ROTA_HOPPER_FORWARD_CUH
 
@@ -42,6 +47,12 @@ struct ForwardConsumer {
   static constexpr int kS = kTileKv / 2, kO = kHeadDimV / 2; // accumulators of a thread
   static constexpr int kBlocksO = kHeadDimV / 8;
   static constexpr int kStepsS = (kHeadDim + 15) / 16, kStepsO = kTileKv / 16;
+  // Whether an item's rows are closed before the next one's softmax and not beside it, for want of
+  // registers.
+  static constexpr bool kClosesFirst = kSpread != 0 && kConsumers > 2;
+  // Whether a tile may lie beyond all keys of a consumer's rows, but not of the query tile's.
+  static constexpr bool kSkips =
+      64 * kConsumers > kTileKv && kMaskIsInterval && kPacked == 1 && kSpread == 0;
   static constexpr int kPair = 2 * kWarpgroup; // threads of a turn's named barrier
   static_assert(kTileQ * kPacked <= Shared::kRows && kTileKv % 16 == 0, "whole instructions");
   static_assert(kTileKv <= 128, "mask bits of a row and lane fit a word");
@@ -98,8 +109,14 @@ struct ForwardConsumer {
 
   // ---- Products ----
 
-  ROTA_DEVICE void start_s(float (&s)[kS]) const {
-    barrier_wait_phase(shared.k_full(ring_k.stage), ring_k.parity);
+  // kWaitsForQ: nobody has waited for the item's Q. ready: K is known to be there.
+  template <bool kWaitsForQ> ROTA_DEVICE void start_s(float (&s)[kS], bool ready) const {
+    if constexpr (kWaitsForQ)
+      barrier_wait_both(shared.q_full(ring_q.stage), ring_q.parity, shared.k_full(ring_k.stage),
+                        ring_k.parity);
+    else
+      while (!ready)
+        ready = barrier_test(shared.k_full(ring_k.stage), ring_k.parity);
     wgmma_fence();
     unsigned base = shared.q(ring_q.stage) + (unsigned)(group * 64 * kBoxPitch);
     if constexpr (kQueryStages == 1) // else descriptors would fill registers from tile to tile
@@ -195,16 +212,22 @@ struct ForwardConsumer {
   ROTA_DEVICE float factor() const {
     return kHasScore ? kLog2E : fabsf(arguments.scale) * kLog2E;
   }
-  // S that has arrived becomes P (not yet rounded). Returns whether O must be rescaled.
+  // S that has arrived: its scores and mask, its peaks, the probabilities (not yet rounded) of the
+  // first kEarly accumulators. Returns whether O must be rescaled. kFirst: the item's first tile.
+  // `beside`: what else is to be done while exponentials are computed.
+  template <bool kFirst, int kEarly, class Beside>
   ROTA_DEVICE bool find_probabilities(float (&s)[kS], unsigned tile,
-                                      const Softmax::Weights &weights, float (&rescale)[2]) {
+                                      const Softmax::Weights &weights, float (&rescale)[2],
+                                      Beside beside) {
     const int k_begin = (int)(tile & kTileNumber) * kTileKv;
     if constexpr (kHasScore)
       apply_score(s, k_begin);
     if (tile & kTilePartial)
       apply_mask(s, k_begin, (tile & kTileBounded) != 0);
-    const bool raised = softmax.raise(s, factor(), rescale);
-    softmax.probabilities(s, factor(), weights);
+    // Scores of one's own may all be negative.
+    const bool raised = softmax.template raise<!kFirst && !kHasScore>(s, factor(), rescale);
+    beside();
+    softmax.template probabilities<0, kEarly>(s, factor(), weights);
     return raised;
   }
 
@@ -224,8 +247,10 @@ struct ForwardConsumer {
   }
 
   ROTA_DEVICE void prepare_q() const {
-    if (!kHasScore && arguments.scale < 0.0f)
+    if (!kHasScore && arguments.scale < 0.0f) {
+      barrier_wait_phase(shared.q_full(ring_q.stage), ring_q.parity);
       negate_q();
+    }
   }
 
   // ---- Items ----
@@ -239,21 +264,12 @@ struct ForwardConsumer {
         prepare_q();
         return true;
       }
-      float scale[2];
-      const int partial = close(Softmax(), items.index, scale);
       float o[kO];
       clear(o);
-      store_o(o, scale, partial, items.index);
+      store_o(o, close(Softmax(), items.index), items.index);
       release_item();
     }
     return false;
-  }
-  // Whether there is another item and it has tiles.
-  ROTA_DEVICE bool next_has_tiles() const {
-    if (!items.valid())
-      return false;
-    barrier_wait_phase(shared.q_full(ring_q.stage), ring_q.parity);
-    return !uniform(item_is_empty(shared.item(items.index)));
   }
   // Q is no longer needed.
   ROTA_DEVICE void release_item() {
@@ -273,18 +289,36 @@ struct ForwardConsumer {
     unsigned p[kStepsO][4]; // the same, rounded, of the tile whose P V is next
     float o[kO];            // sum of P V
     unsigned tile;          // as announced
+    int last_tile;          // of the item that this consumer's rows need
+    bool k_ready;           // K of the next tile has been seen to be there
+    Softmax::Weights weights;
   };
 
-  // Waits for S, with P V perhaps still under way: S becomes probabilities. Returns whether O must
-  // be rescaled.
-  template <int kPending> ROTA_DEVICE bool take_s(Tile &t, float (&rescale)[2]) {
+  // The last tile of the current item that this consumer's rows need.
+  ROTA_DEVICE int find_last_tile() const {
+    const Position first = origin();
+    Position at = first;
+    int end = 0;
+#pragma unroll
+    for (int row = lane_index(); row < 64; row += kWarp) {
+      const int query = first.q + (64 * group + row) / kPacked;
+      at.q = clamp_index<kMaskUsesTensors>(query, first.n_q);
+      if (query < first.n_q)
+        end = larger(end, mask_end(at, arguments));
+    }
+    return (__reduce_max_sync(kAllLanes, smaller(end, first.n_k)) - 1) / kTileKv;
+  }
+
+  // Waits for S, with P V perhaps still under way; see find_probabilities.
+  template <int kPending, bool kFirst, int kEarly, class Beside>
+  ROTA_DEVICE bool take_s(Tile &t, float (&rescale)[2], Beside beside) {
     t.tile = (unsigned)uniform(load_shared_int(shared.tile(ring_k.stage)));
     wgmma_wait<kPending>();
     wgmma_touch(t.s);
-    const Softmax::Weights weights(shared.weights(ring_k.stage));
+    t.weights = Softmax::Weights(shared.weights(ring_k.stage));
     release(shared.k_empty(ring_k.stage));
     ring_k.advance();
-    return find_probabilities(t.s, t.tile, weights, rescale);
+    return find_probabilities<kFirst, kEarly>(t.s, t.tile, t.weights, rescale, beside);
   }
   ROTA_DEVICE void wait_o(float (&o)[kO]) {
     wgmma_wait<0>();
@@ -295,70 +329,85 @@ struct ForwardConsumer {
 
   // An item's first tile: S of it, kBeside the last P V of the item `before`, whose O it stores.
   template <bool kBeside> ROTA_DEVICE void begin_item(Tile &t, int before) {
-    float scale[2], rescale[2];
-    int partial = -1;
+    float rescale[2];
     wait_turn();
-    start_s(t.s);
+    start_s<kBeside>(t.s, false);
     if constexpr (kBeside)
       start_o(t.o, t.p);
     pass_turn();
-    if constexpr (kBeside)
-      partial = close(softmax, before, scale);
+    const Softmax ended = softmax;
+    RowEnds ends;
+    if constexpr (kBeside && kClosesFirst)
+      ends = close(ended, before);
     softmax = Softmax();
-    take_s<kBeside>(t, rescale);
+    // The ends of rows want shuffles, whose latency exponentials hide.
+    take_s<kBeside, true, kS>(t, rescale, [&] {
+      if constexpr (kBeside && !kClosesFirst)
+        ends = close(ended, before);
+      if constexpr (kSkips)
+        t.last_tile = find_last_tile();
+    });
     if constexpr (kBeside) {
+      if constexpr (kConsumers < 3) // which have registers enough
+        finish_first(softmax.sum[0] + softmax.sum[1]);
       wait_o(t.o);
-      store_o(t.o, scale, partial, before);
+      store_o(t.o, ends, before);
     }
     clear(t.o);
+    t.k_ready = false;
     pack_probabilities(t.p, t.s, Element());
   }
-  // Any other tile: S of it beside P V of the one before.
+  // Any other tile: S of it beside P V of the one before. Without turns half of the exponentials
+  // are computed while P V is under way, half when it has ended and P's registers are free, so that
+  // rounding fits in between. With turns, which keep the consumers out of step, all come first as
+  // far as the assembler leaves them there.
   ROTA_DEVICE void next_tile(Tile &t) {
     float rescale[2];
     wait_turn();
-    start_s(t.s);
+    start_s<false>(t.s, t.k_ready);
     start_o(t.o, t.p);
     pass_turn();
-    const bool raised = take_s<true>(t, rescale);
+    constexpr int kEarly = kTurns != 0 ? kS : kS / 32 * 16;
+    const bool raised = take_s<true, false, kEarly>(t, rescale, [] {});
+    if constexpr (kEarly < kS)
+      finish_first(softmax.sum[0] + softmax.sum[1]);
     wait_o(t.o);
+    if constexpr (kTurns == 0) // long before the wait for it
+      t.k_ready = barrier_is_over(shared.k_full(ring_k.stage), ring_k.parity);
     if (raised)
       softmax.multiply_rows(t.o, rescale);
+    softmax.template probabilities<kEarly, kS>(t.s, factor(), t.weights);
     pack_probabilities(t.p, t.s, Element());
   }
-  // The last P V, with no tile to follow.
+  // The last P V, with no tile to follow, or none that this consumer's rows need: those go by.
   ROTA_DEVICE void end_item(Tile &t, int item) {
-    float scale[2];
+    const bool skips = kSkips && !(t.tile & kTileLast);
+    if (skips)
+      wait_turn();
     start_o(t.o, t.p);
-    const int partial = close(softmax, item, scale);
+    if (skips)
+      pass_turn();
+    const RowEnds ends = close(softmax, item);
     wait_o(t.o);
-    store_o(t.o, scale, partial, item);
+    store_o(t.o, ends, item);
+    if (skips)
+      skip_tiles();
   }
-  // Closes the rows of an item: stores LSE, hands out the factors of O; returns item_partial.
-  ROTA_DEVICE int close(const Softmax &softmax, int number, float (&scale)[2]) const {
-    const ForwardItem item = load_item(shared.item(number));
-    const int partial = uniform(item_partial(shared.item(number)));
-    const int row = kPacked == 1 ? found_row() : lane_row(0);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int at = row + 8 * r, query = at / kPacked, head = item.origin.h + at % kPacked;
-      // A sink counts once, when pieces are joined.
-      const float sink = kSinkLogit && partial < 0 ? arguments.sink[head] : -kInfinity;
-      SoftmaxRow closed = softmax.template finish<kSinkLogit>(r, sink);
-      if (item.origin.q + query >= item.origin.n_q)
-        closed = {0.0f, -kInfinity};
-      const float square = softmax.mean_square(r, closed.scale);
-      if (lane_index() % 4 == 0 && stores(item, at)) {
-        if (partial < 0)
-          *element_at<float>(arguments.lse, item.slot, item.row + query, head) = closed.lse;
-        else
-          arguments.partial_lse[partial + found_row() + 8 * r] = closed.lse;
-        if constexpr (kSpread != 0)
-          *element_at<float>(arguments.mean_square, item.slot, item.row + query, head) = square;
+  // The item's other tiles; the turn of the first has been taken.
+  ROTA_DEVICE void skip_tiles() {
+    for (bool first = true, last = false; !last; first = false) {
+      if (!first) {
+        wait_turn();
+        pass_turn();
       }
-      scale[r] = closed.scale;
+      barrier_wait_phase(shared.k_full(ring_k.stage), ring_k.parity);
+      last = (uniform(load_shared_int(shared.tile(ring_k.stage))) & (int)kTileLast) != 0;
+      release(shared.k_empty(ring_k.stage));
+      ring_k.advance();
+      barrier_wait_phase(shared.v_full(ring_v.stage), ring_v.parity);
+      release(shared.v_empty(ring_v.stage));
+      ring_v.advance();
     }
-    return partial;
   }
   // O of a piece: scaled, in fp32, to its partials.
   ROTA_DEVICE void store_partial(const float (&o)[kO], const float (&scale)[2], int number,
@@ -377,22 +426,112 @@ struct ForwardConsumer {
                              __float_as_uint(o[4 * i + 2 * r] * scale[r]),
                              __float_as_uint(o[4 * i + 2 * r + 1] * scale[r]));
   }
-  // Scales, rounds and stores O of an item, straight from registers: the four lanes of a row
-  // exchange words until each has 16 bytes.
-  ROTA_DEVICE void store_o(float (&o)[kO], const float (&scale)[2], int partial, int number) const {
-    const int lane = lane_index() % 4;
+  // Of the lane's two rows of an item: the factors of O, and what is stored beside it.
+  struct RowEnds {
+    float scale[2], lse[2], mean_square[2];
+    int partial; // item_partial
+  };
+  ROTA_DEVICE RowEnds close(const Softmax &softmax, int number) const {
+    const ForwardItem item = load_item(shared.item(number));
+    RowEnds ends;
+    ends.partial = uniform(item_partial(shared.item(number)));
+    const int row = kPacked == 1 ? found_row() : lane_row(0);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int at = row + 8 * r, head = item.origin.h + at % kPacked;
+      // A sink counts once, when pieces are joined.
+      const float sink = kSinkLogit && ends.partial < 0 ? arguments.sink[head] : -kInfinity;
+      const SoftmaxRow closed = softmax.template finish<kSinkLogit>(r, sink);
+      const bool used = item.origin.q + at / kPacked < item.origin.n_q;
+      ends.scale[r] = used ? closed.scale : 0.0f;
+      ends.lse[r] = used ? closed.lse : -kInfinity;
+      ends.mean_square[r] = softmax.mean_square(r, ends.scale[r]);
+    }
+    if constexpr (kClosesFirst)
+      store_ends(item, ends);
+    return ends;
+  }
+  ROTA_DEVICE void store_ends(const ForwardItem &item, const RowEnds &ends) const {
+    const int first = kPacked == 1 ? found_row() : lane_row(0);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int at = first + 8 * r, row = item.row + at / kPacked;
+      const int head = item.origin.h + at % kPacked;
+      if (lane_index() % 4 == 0 && stores(item, at)) {
+        if (ends.partial < 0)
+          *element_at<float>(arguments.lse, item.slot, row, head) = ends.lse[r];
+        else
+          arguments.partial_lse[ends.partial + at] = ends.lse[r];
+        if constexpr (kSpread != 0)
+          *element_at<float>(arguments.mean_square, item.slot, row, head) = ends.mean_square[r];
+      }
+    }
+  }
+  // Scales, rounds and stores O of an item, and stores the ends of its rows.
+  ROTA_DEVICE void store_o(float (&o)[kO], const RowEnds &ends, int number) const {
+    const float(&scale)[2] = ends.scale;
     if (__any_sync(kAllLanes, scale[0] == 0.0f || scale[1] == 0.0f)) {
       // A select: the accumulators of an empty row may hold 0 * NaN of a neighbour's key.
 #pragma unroll
       for (int i = 0; i < kO; i++)
         o[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : o[i];
     }
-    if (partial >= 0) {
-      store_partial(o, scale, number, partial);
-      return;
-    }
+    if constexpr (kStagedO)
+      barrier_wait_phase(shared.o_empty(), number % 2); // an item, a phase
+    if (ends.partial >= 0)
+      store_partial(o, scale, number, ends.partial);
+    else if constexpr (kStagedO)
+      stage_o(o, scale, number);
+    else
+      store_directly(o, scale, load_item(shared.item(number)));
+    if constexpr (kStagedO)
+      release(shared.o_full());
     const ForwardItem item = load_item(shared.item(number));
-    const int row = kPacked == 1 ? found_row() : lane_row(0);
+    if constexpr (!kClosesFirst)
+      store_ends(item, ends);
+  }
+  ROTA_DEVICE static unsigned packed_o(const float (&o)[kO], const float (&scale)[2], int block,
+                                       int r) {
+    const int i = 4 * smaller(block, kBlocksO - 1) + 2 * r;
+    return pack(o[i] * scale[r], o[i + 1] * scale[r], Element());
+  }
+  // By way of shared memory: the K loader has the copy engine take it on. But where rows of the
+  // tile lie past the end of their slot each warp copies its own 16. (A consumer that called the
+  // copy engine would have its loops' descriptors in ordinary registers.)
+  ROTA_DEVICE void stage_o(const float (&o)[kO], const float (&scale)[2], int number) const {
+    const int lane = hidden(lane_index()), first = 64 * group + warp_index() % 4 * 16;
+    const unsigned staged = (unsigned)hidden((int)shared.o());
+#pragma unroll
+    for (int block = 0; block < kBlocksO; block += 2) {
+      const unsigned word[4] = {packed_o(o, scale, block, 0), packed_o(o, scale, block, 1),
+                                packed_o(o, scale, block + 1, 0), packed_o(o, scale, block + 1, 1)};
+      store_matrices(
+          staged + (unsigned)box_offset(Shared::kRows, first + lane % 16, block + lane / 16), word);
+    }
+    fence_shared_for_engines();
+    __syncwarp();
+    const ForwardItem item = load_item(shared.item(number));
+    if (uniform(!item_is_whole(item)))
+      copy_rows(staged, first, item);
+  }
+  ROTA_DEVICE void copy_rows(unsigned staged, int first, const ForwardItem &item) const {
+#pragma unroll 1
+    for (int i = 0; i < (16 * kBlocksO + kWarp - 1) / kWarp; i++) {
+      const int at = i * kWarp + lane_index(), row = first + at / kBlocksO, chunk = at % kBlocksO;
+      if (at < 16 * kBlocksO && row < kTileQ * kPacked &&
+          item.origin.q + row / kPacked < item.rows_q)
+        store_global_chunk(element_at<Element>(arguments.o, item.slot, item.row + row / kPacked,
+                                               item.origin.h + row % kPacked) +
+                               chunk * 8,
+                           load_shared_chunk(staged +
+                                             (unsigned)box_offset(Shared::kRows, row, chunk)));
+    }
+    __syncwarp();
+  }
+  // Straight from registers: the four lanes of a row exchange words until each has 16 bytes.
+  ROTA_DEVICE void store_directly(const float (&o)[kO], const float (&scale)[2],
+                                  const ForwardItem &item) const {
+    const int lane = lane_index() % 4, row = kPacked == 1 ? found_row() : lane_row(0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int at = row + 8 * r;
@@ -403,10 +542,8 @@ struct ForwardConsumer {
       for (int first = 0; first < kBlocksO; first += 4) {
         unsigned word[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const int i = 4 * smaller(first + j, kBlocksO - 1) + 2 * r;
-          word[j] = pack(o[i] * scale[r], o[i + 1] * scale[r], Element());
-        }
+        for (int j = 0; j < 4; j++)
+          word[j] = packed_o(o, scale, first + j, r);
         quad_transpose(word);
         if (stored && first + lane < kBlocksO)
           store_global_chunk(to + (first + lane) * 8, Chunk{{word[0], word[1], word[2], word[3]}});
@@ -419,7 +556,7 @@ struct ForwardConsumer {
       pass_turn(); // the first turn is warpgroup 0's
     Tile t;
     const auto compute_item = [&]() {
-      while (!(t.tile & kTileLast))
+      while (!(t.tile & kTileLast) && (!kSkips || (int)(t.tile & kTileNumber) < t.last_tile))
         next_tile(t);
       const int item = items.index;
       release_item();
@@ -436,7 +573,7 @@ struct ForwardConsumer {
         int item;
         for (;;) {
           item = compute_item();
-          if (!next_has_tiles())
+          if (!(t.tile & kTileGoesOn))
             break;
           prepare_q();
           begin_item<true>(t, item);
@@ -462,6 +599,8 @@ ROTA_DEVICE void forward(const RotaArguments &arguments, const RotaTensorMaps &m
       barrier_init(shared.k_empty(stage), 4 * kConsumers);
       barrier_init(shared.v_empty(stage), 4 * kConsumers);
     }
+    barrier_init(shared.o_full(), 4 * kConsumers);
+    barrier_init(shared.o_empty(), 1);
     barrier_init_fence();
     launch_dependents(); // they wait for this kernel's end before they read or write
   }

@@ -17,20 +17,82 @@ struct ForwardLoader {
   const RotaTensorMaps &maps;
   const Shared shared;
 
-  // One thread: Q and K.
+  // ---- O, which consumers leave in shared memory ----
+
+  // Of items `index` .. end - 1 it is still to be stored; parity: of o_full. unread: the copy
+  // engine may still be reading the one before.
+  struct Stores {
+    int index, end, parity;
+    bool unread;
+  };
+  ROTA_DEVICE Stores start_stores() const {
+    const ItemWalk items(arguments);
+    // Consumers wait for the parity of the item's number, which phase 1, over in a fresh barrier,
+    // suits if it is odd.
+    if (items.index % 2 == 0)
+      barrier_arrive(shared.o_empty());
+    return {items.index, items.end, 0, false};
+  }
+  ROTA_DEVICE void end_store(Stores &stores) const {
+    if (stores.unread) {
+      bulk_wait_read<0>();
+      barrier_arrive(shared.o_empty());
+      stores.unread = false;
+    }
+  }
+  ROTA_DEVICE void start_store(Stores &stores) const {
+    const ForwardItem item = load_item(shared.item(stores.index));
+    if (item_is_whole(item) && item_partial(shared.item(stores.index)) < 0) {
+#pragma unroll
+      for (int box = 0; box < Shared::kBoxesV; box++)
+        store_box(&maps.map[kMapO], box * kBoxColumns, item.origin.h, item.row, item.slot,
+                  shared.o() + (unsigned)(box * Shared::kRows * kBoxPitch));
+      bulk_commit();
+    }
+    stores.unread = true;
+    stores.parity ^= 1;
+    stores.index++;
+  }
+  // Waits for an empty stage and stores meanwhile: a consumer may wait for o_empty before it leaves
+  // the stage.
+  ROTA_DEVICE void wait_and_store(unsigned barrier, int parity, Stores &stores) const {
+    if constexpr (kStagedO) {
+      while (!barrier_is_over(barrier, parity)) {
+        end_store(stores);
+        if (barrier_is_over(shared.o_full(), stores.parity))
+          start_store(stores);
+      }
+    } else {
+      barrier_wait_phase(barrier, parity);
+    }
+  }
+  ROTA_DEVICE void store_others(Stores &stores) const {
+    while (stores.index < stores.end) {
+      end_store(stores);
+      barrier_wait_phase(shared.o_full(), stores.parity);
+      start_store(stores);
+    }
+    bulk_wait<0>();
+  }
+
+  // ---- Loads ----
+
+  // One thread: Q and K, and O.
   ROTA_DEVICE void load_q_and_k() const {
     tensor_map_prefetch(&maps.map[kMapQ]);
     tensor_map_prefetch(&maps.map[kMapK]);
     Ring<kStages> ring(1);
     Ring<kQueryStages> ring_q(1);
-    for (ItemWalk items(arguments); items.valid(); items.advance()) {
-      const RotaItem item = arguments.row_items[items.index];
-      const RotaRow row = arguments.rows[item.index];
+    Stores stores = start_stores();
+    for (ItemsAhead items(arguments); items.valid(); items.advance()) {
+      const RotaItem item = items.item;
+      const RotaRow row = items.row;
+      items.fetch(arguments);
       const RotaSequence &sequence = arguments.sequences[row.sequence];
       const int q_begin = row.q_tile * kTileQ, q_row = (int)sequence.begin_q + q_begin;
       RunWalk walk(arguments, row);
       const unsigned full = shared.q_full(ring_q.stage);
-      barrier_wait_phase(shared.q_empty(ring_q.stage), ring_q.parity);
+      wait_and_store(shared.q_empty(ring_q.stage), ring_q.parity, stores);
       const int head = item.head * kPacked;
       store_item(shared.item(items.index), sequence, q_begin, head, q_row, !walk.valid(),
                  partial_of(item));
@@ -41,12 +103,15 @@ struct ForwardLoader {
         copy_boxes<kHeadDim, Shared::kRows>(shared.q(ring_q.stage), &maps.map[kMapQ], head, q_row,
                                             sequence.slot, full);
         load_k_tiles(walk, ring, (int)sequence.begin_k, head / kGroup, sequence.slot,
-                     tile_squares(arguments, sequence, 0, head / kGroup));
+                     tile_squares(arguments, sequence, 0, head / kGroup), items.next_has_tiles(),
+                     stores);
       } else {
         barrier_arrive(full);
       }
       ring_q.advance();
     }
+    if constexpr (kStagedO)
+      store_others(stores);
   }
   // Where a piece's results go; -1 for a whole item.
   ROTA_DEVICE int partial_of(RotaItem item) const {
@@ -56,15 +121,15 @@ struct ForwardLoader {
     return piece.partial + item.head * piece.step;
   }
   ROTA_DEVICE void load_k_tiles(RunWalk &walk, Ring<kStages> &ring, int begin, int head, int slot,
-                                const float *squares) const {
+                                const float *squares, bool goes_on, Stores &stores) const {
     while (walk.valid()) {
       const int tile = walk.tile;
       const unsigned kind =
           (walk.partial() ? kTilePartial : 0u) | (walk.bounded() ? kTileBounded : 0u);
       walk.advance(arguments);
-      barrier_wait_phase(shared.k_empty(ring.stage), ring.parity);
-      store_shared_word(shared.tile(ring.stage),
-                        (unsigned)tile | kind | (walk.valid() ? 0u : kTileLast));
+      wait_and_store(shared.k_empty(ring.stage), ring.parity, stores);
+      const unsigned place = walk.valid() ? 0u : goes_on ? kTileLast | kTileGoesOn : kTileLast;
+      store_shared_word(shared.tile(ring.stage), (unsigned)tile | kind | place);
       barrier_expect(shared.k_full(ring.stage), Shared::kBytesK + Shared::kWeightBytes);
       if constexpr (kSpread != 0)
         copy_bytes(shared.weights(ring.stage),
@@ -80,9 +145,10 @@ struct ForwardLoader {
   ROTA_DEVICE void load_v() const {
     tensor_map_prefetch(&maps.map[kMapV]);
     Ring<kStages> ring(1);
-    for (ItemWalk items(arguments); items.valid(); items.advance()) {
-      const RotaItem item = arguments.row_items[items.index];
-      const RotaRow row = arguments.rows[item.index];
+    for (ItemsAhead items(arguments); items.valid(); items.advance()) {
+      const RotaItem item = items.item;
+      const RotaRow row = items.row;
+      items.fetch(arguments);
       const RotaSequence &sequence = arguments.sequences[row.sequence];
       const int begin = (int)sequence.begin_k, slot = sequence.slot;
       wait_for_predecessor();

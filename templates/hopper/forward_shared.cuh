@@ -24,10 +24,13 @@ struct ForwardShared {
   static constexpr int kBytesK = kTileKv * kBoxesQ * kBoxPitch;
   static constexpr int kBytesV = kTileKv * kBoxesV * kBoxPitch;
   static constexpr int kK = kQueryStages * kBytesQ, kV = kK + kStages * kBytesK;
-  static constexpr int kItems = kV + kStages * kBytesV;   // kItemSlots of 64 bytes
+  static constexpr int kO = kV + kStages * kBytesV;
+  static constexpr int kBytesO = kStagedO ? kRows * kBoxesV * kBoxPitch : 0;
+  static constexpr int kItems = kO + kBytesO;             // kItemSlots of 64 bytes
   static constexpr int kTiles = kItems + kItemSlots * 64; // a word for each stage
   static constexpr int kBarriers = kTiles + 32;
-  static constexpr int kWeights = round_up(kBarriers + (2 * kQueryStages + 5 * kStages) * 8, 16);
+  static constexpr int kWeights =
+      round_up(kBarriers + (2 * kQueryStages + 5 * kStages + 2) * 8, 16);
   // What the squares of a kv tile take: forward_spread.cuh.
   static constexpr int kWeightBytes = kSpread != 0 ? 16 * ((kTileKv + 31) / 32) : 0;
   static constexpr int kBytes = kWeights + kStages * kWeightBytes;
@@ -49,11 +52,16 @@ struct ForwardShared {
   ROTA_DEVICE unsigned q_empty(int stage) const {
     return barrier(5 * kStages + kQueryStages + stage);
   }
+  ROTA_DEVICE unsigned o() const { return base + kO; }
+  ROTA_DEVICE unsigned o_full() const { return barrier(5 * kStages + 2 * kQueryStages); }
+  ROTA_DEVICE unsigned o_empty() const { return barrier(5 * kStages + 2 * kQueryStages + 1); }
 };
 
-// A tile as the K loader announces it to the consumers: number, and what kind.
+// A tile as the K loader announces it to the consumers: number, what kind, and whether it is the
+// item's last; kTileGoesOn: then the block's next item has tiles.
 inline constexpr unsigned kTilePartial = 0x80000000u, kTileBounded = 0x40000000u;
-inline constexpr unsigned kTileLast = 0x20000000u, kTileNumber = 0x1fffffffu;
+inline constexpr unsigned kTileLast = 0x20000000u, kTileGoesOn = 0x10000000u;
+inline constexpr unsigned kTileNumber = 0x0fffffffu;
 
 // An item as the K loader announces it.
 struct ForwardItem {
@@ -87,6 +95,10 @@ ROTA_DEVICE ForwardItem load_item(unsigned from) {
 ROTA_DEVICE int item_partial(unsigned from) {
   return kPieces > 1 ? load_shared_int(from + 36) : -1;
 }
+// Whether all rows of the item's tile are to be stored.
+ROTA_DEVICE bool item_is_whole(const ForwardItem &item) {
+  return item.origin.q + kTileQ <= item.rows_q;
+}
 // Whether no tile of the item is to be computed.
 ROTA_DEVICE bool item_is_empty(unsigned from) {
   return load_shared_int(from + 32) != 0;
@@ -99,6 +111,36 @@ struct ItemWalk {
       : index(arguments.queue[blockIdx.x]), end(arguments.queue[blockIdx.x + 1]) {}
   ROTA_DEVICE bool valid() const { return index < end; }
   ROTA_DEVICE void advance() { index++; }
+};
+
+// The same for a loader, which reads items and rows ahead: they are found through one another, and
+// it would wait for each in turn.
+struct ItemsAhead : ItemWalk {
+  RotaItem item, next_item, after_next;
+  RotaRow row, next_row;
+
+  ROTA_DEVICE explicit ItemsAhead(const RotaArguments &arguments)
+      : ItemWalk(arguments), item{}, next_item{}, after_next{}, row{}, next_row{} {
+    if (valid()) {
+      item = arguments.row_items[index];
+      next_item = arguments.row_items[smaller(index + 1, end - 1)];
+      row = arguments.rows[item.index];
+    }
+  }
+  // Once for each item, when its own fields have been used.
+  ROTA_DEVICE void fetch(const RotaArguments &arguments) {
+    next_row = arguments.rows[next_item.index];
+    after_next = arguments.row_items[smaller(index + 2, end - 1)];
+  }
+  ROTA_DEVICE bool next_has_tiles() const {
+    return index + 1 < end && next_row.run_begin < next_row.run_end;
+  }
+  ROTA_DEVICE void advance() {
+    index++;
+    item = next_item;
+    row = next_row;
+    next_item = after_next;
+  }
 };
 
 } // namespace rota

@@ -75,11 +75,11 @@ ROTA_DEVICE void value_squares(const RotaArguments &arguments, const RotaTensorM
 // A softmax without squares.
 template <int kWeighs> struct ForwardSoftmax : WarpgroupSoftmax {
   struct Weights {
-    ROTA_DEVICE explicit Weights(unsigned) {}
+    ROTA_DEVICE explicit Weights(unsigned = 0) {}
   };
-  template <int kCount>
+  template <int kFrom, int kTo, int kCount>
   ROTA_DEVICE void probabilities(float (&s)[kCount], float factor, const Weights &) {
-    WarpgroupSoftmax::probabilities(s, factor);
+    WarpgroupSoftmax::probabilities<kFrom, kTo>(s, factor);
   }
   ROTA_DEVICE float mean_square(int, float) const { return 0.0f; }
 };
@@ -89,6 +89,7 @@ template <> struct ForwardSoftmax<1> : WarpgroupSoftmax {
   // This lane's of a tile's squares, which lie in shared memory.
   struct Weights {
     float of[kSquareGroups];
+    ROTA_DEVICE Weights() {}
     ROTA_DEVICE explicit Weights(unsigned from) {
 #pragma unroll
       for (int g = 0; g < kSquareGroups; g++)
@@ -96,23 +97,24 @@ template <> struct ForwardSoftmax<1> : WarpgroupSoftmax {
     }
   };
 
-  template <int kCount>
+  template <bool kLooksFirst, int kCount>
   ROTA_DEVICE bool raise(const float (&s)[kCount], float factor, float (&rescale)[2]) {
-    const bool raised = WarpgroupSoftmax::raise(s, factor, rescale);
+    const bool raised = WarpgroupSoftmax::raise<kLooksFirst>(s, factor, rescale);
     if (raised) {
       square[0] *= rescale[0];
       square[1] *= rescale[1];
     }
     return raised;
   }
-  template <int kCount>
+  template <int kFrom, int kTo, int kCount>
   ROTA_DEVICE void probabilities(float (&s)[kCount], float factor, const Weights &weights) {
+    constexpr int kStep = 4 * kSquareBlocks; // accumulators
+    static_assert(kFrom % kStep == 0 && (kTo % kStep == 0 || kTo == kCount), "whole groups");
 #pragma unroll
-    for (int g = 0; g < kSquareGroups; g++) {
+    for (int g = kFrom / kStep; g < (kTo + kStep - 1) / kStep; g++) {
       float part[2] = {0.0f, 0.0f};
 #pragma unroll
-      for (int i = 4 * kSquareBlocks * g; i < smaller(4 * kSquareBlocks * (g + 1), kCount);
-           i += 2) {
+      for (int i = kStep * g; i < smaller(kStep * (g + 1), kCount); i += 2) {
         const int r = i / 2 % 2;
         s[i] = exp2_fast(__fmaf_rn(s[i], factor, -peak[r]));
         s[i + 1] = exp2_fast(__fmaf_rn(s[i + 1], factor, -peak[r]));

@@ -68,6 +68,11 @@ ROTA_DEVICE void barrier_wait_phase(unsigned barrier, int parity) {
   while (!barrier_test(barrier, parity)) {
   }
 }
+// The same of two: they are tested together, so that their latencies overlap.
+ROTA_DEVICE void barrier_wait_both(unsigned a, int parity_a, unsigned b, int parity_b) {
+  while (!(barrier_test(a, parity_a) & barrier_test(b, parity_b))) {
+  }
+}
 
 // Stage and parity of one side of a ring of kStages buffers.
 template <int kStages> struct Ring {

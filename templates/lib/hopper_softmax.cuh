@@ -27,10 +27,36 @@ struct WarpgroupSoftmax {
     return maximum(even, odd);
   }
 
+  // The same where it is not negative; else some negative number. In half the instructions: as
+  // integers, numbers that are not negative have the order of their values and come after all
+  // others, and of three integers one instruction finds the largest.
+  template <int kCount> ROTA_DEVICE static float find_top_above(const float (&s)[kCount], int r) {
+    static_assert(kCount % 8 == 0, "whole steps");
+    const auto at = [&](int i) { return __float_as_int(s[i + 2 * r]); };
+    int even = larger(at(0), at(1)), odd = larger(at(4), at(5));
+#pragma unroll
+    for (int i = 8; i < kCount; i += 8) {
+      even = larger(larger(even, at(i)), at(i + 1));
+      odd = larger(larger(odd, at(i + 4)), at(i + 5));
+    }
+    return __int_as_float(larger(even, odd));
+  }
+  // Whether a row whose find_top_above is `top` may have gone beyond its peak.
+  ROTA_DEVICE static bool may_rise(float top, float factor, float peak) {
+    return __float_as_int(top) >= 0 ? __fmaf_rn(top, factor, -peak) > kSlack : peak < -kSlack;
+  }
+
   // Raises the peaks that a tile leaves behind and the sums with them. Returns whether any row of
-  // the warp did; then O must be multiplied by rescale before the tile's P V.
-  template <int kCount>
+  // the warp did; then O must be multiplied by rescale before the tile's P V. kLooksFirst: most
+  // tiles' peaks do not rise, which find_top_above tells sooner.
+  template <bool kLooksFirst, int kCount>
   ROTA_DEVICE bool raise(const float (&s)[kCount], float factor, float (&rescale)[2]) {
+    if constexpr (kLooksFirst) {
+      const float above[2] = {find_top_above(s, 0), find_top_above(s, 1)};
+      if (!__any_sync(kAllLanes,
+                      may_rise(above[0], factor, peak[0]) || may_rise(above[1], factor, peak[1])))
+        return false;
+    }
     const float top[2] = {find_top(s, 0), find_top(s, 1)};
     const bool beyond = __fmaf_rn(top[0], factor, -peak[0]) > kSlack ||
                         __fmaf_rn(top[1], factor, -peak[1]) > kSlack;
@@ -54,10 +80,11 @@ struct WarpgroupSoftmax {
       o[i] *= rescale[i / 2 % 2];
   }
 
-  // s becomes its probabilities, which are added to the sums.
-  template <int kCount> ROTA_DEVICE void probabilities(float (&s)[kCount], float factor) {
+  // s becomes its probabilities, which are added to the sums: of accumulators kFrom .. kTo - 1.
+  template <int kFrom, int kTo, int kCount>
+  ROTA_DEVICE void probabilities(float (&s)[kCount], float factor) {
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
+    for (int i = kFrom; i < kTo; i += 2) {
       const int r = i / 2 % 2;
       s[i] = exp2_fast(__fmaf_rn(s[i], factor, -peak[r]));
       s[i + 1] = exp2_fast(__fmaf_rn(s[i + 1], factor, -peak[r]));

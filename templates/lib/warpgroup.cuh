@@ -69,6 +69,14 @@ template <int kCount> ROTA_DEVICE void wgmma_touch(float (&d)[kCount]) {
     asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// What x depends on is computed before what comes next: the assembler moves arithmetic below a wait
+// for products, where it no longer overlaps them, but not beyond a branch. x must not be negative
+// in any lane: the branch is never taken.
+ROTA_DEVICE void finish_first(float x) {
+  if (__any_sync(kAllLanes, x < 0.0f))
+    asm volatile("nanosleep.u32 1;"); // clobbers no memory, else products are serialised
+}
+
 // Tells the compiler that all lanes of the warp hold the same number: what depends on it takes
 // uniform registers and branches, which products need.
 ROTA_DEVICE int uniform(int x) {
