@@ -29,11 +29,10 @@ local function products(dim, dim_v)
   return list
 end
 
--- Of a lane's 16 rows of LSE, those that it fetches during the visit before: as many as registers
--- allow without spills that cost more.
+-- Of a lane's 16 rows of LSE, those that it fetches during the visit before: where registers allow.
 local function rows_ahead(groups, mask, has_score)
-  if has_score or mask ~= "full" and mask ~= "prefix" then return 0 end
-  return groups == 2 and 16 or mask == "full" and 8 or 0
+  local plain = not has_score and (mask == "full" or mask == "prefix")
+  return groups == 2 and plain and 16 or 0
 end
 
 return function(request, algorithm)

@@ -228,6 +228,9 @@ struct Consumer {
   // element(i). All are set where nothing is masked.
 
   static constexpr int kLaneQueries = kTileQ / 4; // of a lane
+  // Without a mask nothing is missing but keys and rows past the end; which way of looking for them
+  // spills nothing depends on the number of registers.
+  static constexpr bool kFindsBits = kHasMask || kConsumerGroups == 3;
   ROTA_DEVICE static constexpr unsigned element(int i) {
     return 1u << (i % 4 / 2 * kLaneQueries + i / 4 * 2 + i % 2);
   }
@@ -359,8 +362,7 @@ struct Consumer {
     }
   }
 
-  // Without a mask nothing is missing but keys and rows past the end. dS is 0 where P is, whatever
-  // dP and delta are there.
+  // Without bits: dS is 0 where P is, whatever dP and delta are there.
   ROTA_DEVICE void clear_missing(const ChainWords &chain, const VisitRecord &visit,
                                  float (&s)[kScores], unsigned (&p)[kBlocksQ][4]) const {
 #pragma unroll
@@ -552,7 +554,7 @@ struct Consumer {
                                  unsigned (&p)[kBlocksQ][4], unsigned (&ds)[kBlocksQ][4]) const {
     // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already; P becomes 0.
     const bool masked = is_masked();
-    if (kHasMask && masked && is_bounded_by_query() && !finds_again())
+    if (kFindsBits && masked && is_bounded_by_query() && !finds_again())
       allowed = find_bounded(chain, visit());
     if (__builtin_expect(fetched.tail, false)) {
       wgmma_wait<0>();
@@ -566,9 +568,9 @@ struct Consumer {
     wgmma_touch(s);
     multiply_dp<kStepsV / 2, kStepsV>(dp);
     probabilities<kPairs / 2, kPairs>(chain, visit(), s, p);
-    if (!kHasMask && __builtin_expect(masked, false))
+    if (!kFindsBits && __builtin_expect(masked, false))
       clear_missing(chain, visit(), s, p);
-    if (kHasMask && __builtin_expect(masked, false))
+    if (kFindsBits && __builtin_expect(masked, false))
       mask_probabilities(finds_again() ? find_bounded(chain, visit()) : allowed, s, p);
     float delta[kScores / 2];
     RowValues(tile(kSharedDelta, kRowBytes, ring.stage)).template get<0, kPairs>(delta);
@@ -577,9 +579,9 @@ struct Consumer {
     if (last)
       arrive(barriers.empty_v());
     score_gradients(delta, s, dp, p, ds);
-    if (!kHasMask && __builtin_expect(masked, false))
+    if (!kFindsBits && __builtin_expect(masked, false))
       clear_like(p, ds);
-    if (kHasMask && __builtin_expect(masked, false))
+    if (kFindsBits && __builtin_expect(masked, false))
       mask_pairs(finds_again() ? find_bounded(chain, visit()) : allowed, ds);
   }
 
