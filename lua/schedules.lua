@@ -296,7 +296,7 @@ schedules.rules.by_length = {
 
 -- The schedule for "auto". It may depend on the spec and on one sequence's lengths, but not on the
 -- batch, whose size must not change bits. Only `ordered` waits at all; elsewhere the order of the
--- work decides nothing but taste. As measured on an H200 (backward_hopper_h200.csv,
+-- work decides nothing but taste. As measured on an H200 (backward_schedules_h200.csv,
 -- schedules_hopper_h200.csv and schedules_portable_h200.csv in bench/results). Chains of a shift
 -- begin two visits apart, which suits kv tiles twice as high as query tiles; where they are three
 -- times as high, shifts lose on long sequences. Masks that are evaluated for every element make
