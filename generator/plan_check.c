@@ -138,7 +138,7 @@ static rota_status check_row(const Check *check, int32_t index, int64_t *tiles) 
 
 /* Notes that (row, item head) has its item, or its joins. */
 static rota_status take_row(Check *check, const char *table, int64_t index, RotaItem item) {
-  int64_t tiles;
+  int64_t tiles = 0;
   ROTA_TRY(check_row(check, item.index, &tiles));
   const RotaRow *row = &check->rows[item.index];
   int64_t at = ((int64_t)check->sequences[row->sequence].tile_begin + row->q_tile) *
@@ -176,7 +176,7 @@ static rota_status check_piece_runs(const Check *check, const RotaJoin *join) {
   for (int32_t p = 0; p < join->pieces; p++) {
     int32_t index = (int32_t)check->whole_rows + join->piece + p;
     const RotaRow *piece = &check->rows[index];
-    int64_t tiles;
+    int64_t tiles = 0;
     ROTA_TRY(check_row(check, index, &tiles));
     if (piece->sequence != row->sequence || piece->q_tile != row->q_tile || tiles == 0)
       return damaged("row", index, "is no piece of the row that it is joined to");
