@@ -66,7 +66,7 @@ end
 -- Of kernels whose works are products of 128 rows by up to 256 columns.
 function works.products(kernel)
   kernel.stages, kernel.stage_bytes, kernel.stagings = 4, 6 * works.PART, 2
-  kernel.registers = { 56, 224 }
+  kernel.registers = kernel.registers or { 56, 224 }
   return kernel
 end
 

@@ -25,10 +25,9 @@ static const struct {
     /* A few loop invariants may spill where the accumulators leave no room (forward at head dim
      * 128: 20 bytes, and versions without them were slower); above it more. */
     {"portable", 48, 256, 256, 0},
-    /* The common ones spill nothing; under masks and scores that take registers, what is read once
-     * a chain may. Scores of wide heads, evaluated beside 128 accumulators, spill some: at 232
-     * registers in place of 224 they would not. */
-    {"hopper", 0, 0, 160, 80},
+    /* The common ones spill nothing; under masks that take registers, what is read once a chain
+     * may. */
+    {"hopper", 0, 0, 0, 80},
 };
 
 static bool is_ordered(const Tiling *tiling) {
