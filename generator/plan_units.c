@@ -282,24 +282,38 @@ static void trim(const Maker *maker, RotaUnit *unit) {
   unit->kv_tiles = begin < end ? (int32_t)round_to(end - unit->kv_begin, 2) : 0;
 }
 
+/* A unit's row or kv tile `at` was met last in unit `last[at]`, from 1; 0: not yet. This is one
+ * more: it is not the first, and the one before not the last. */
+static void flag_next(UnitDraft *drafts, int64_t unit, int64_t *last, int is_first, int is_last) {
+  if (*last > 0) {
+    drafts[unit].unit.flags &= ~is_first;
+    drafts[*last - 1].unit.flags &= ~is_last;
+  }
+  *last = unit + 1;
+}
+
 /* First and last flags among the units from `first` on, which are in the order of the loops. A
- * dropped unit has no tiles, but every row and every kv tile keeps one, which writes its zeros. */
-static void flag_units(const Maker *maker, int64_t first) {
+ * dropped unit has no tiles, but every row and every kv tile keeps one, which writes its zeros.
+ * In one pass: there may be as many units as tiles. */
+static rota_status flag_units(const Maker *maker, int64_t first) {
   UnitDraft *drafts = maker->drafts.data;
+  if (first >= maker->drafts.count)
+    return ROTA_OK;
+  const RotaSequence *sequence = &maker->sequences[drafts[first].unit.sequence];
+  int64_t rows =
+      (int64_t)sequence->q_tiles * maker->group + 1; /* a unit of none begins at 0, too */
+  int64_t *last = memory_allocate((size_t)(rows + sequence->kv_tiles + 1), sizeof *last);
+  if (!last)
+    return ROTA_OUT_OF_MEMORY;
   for (int64_t i = first; i < maker->drafts.count; i++) {
     RotaUnit *unit = &drafts[i].unit;
     unit->flags = ROTA_UNIT_FIRST_Q | ROTA_UNIT_FIRST_K | ROTA_UNIT_LAST_Q | ROTA_UNIT_LAST_K;
-    for (int64_t j = first; j < i; j++) {
-      if (drafts[j].unit.row_begin == unit->row_begin) {
-        unit->flags &= ~ROTA_UNIT_FIRST_Q;
-        drafts[j].unit.flags &= ~ROTA_UNIT_LAST_Q;
-      }
-      if (maker->backward && drafts[j].unit.kv_begin == unit->kv_begin) {
-        unit->flags &= ~ROTA_UNIT_FIRST_K;
-        drafts[j].unit.flags &= ~ROTA_UNIT_LAST_K;
-      }
-    }
+    flag_next(drafts, i, &last[unit->row_begin], ROTA_UNIT_FIRST_Q, ROTA_UNIT_LAST_Q);
+    if (maker->backward)
+      flag_next(drafts, i, &last[rows + unit->kv_begin], ROTA_UNIT_FIRST_K, ROTA_UNIT_LAST_K);
   }
+  free(last);
+  return ROTA_OK;
 }
 
 /* A row's kv tiles within [begin, end), from the first that is not empty to the last. */
@@ -374,8 +388,7 @@ static rota_status add_units(Maker *maker, const RotaUnit *head, const Cut *cut)
   int64_t panels = kv_tiles > 0 ? (kv_tiles + cut->kv_tiles - 1) / cut->kv_tiles : 1;
   if (maker_chains(maker) && parts > 1 && panels == 1) {
     ROTA_TRY(add_even_units(maker, head, cut));
-    flag_units(maker, first);
-    return ROTA_OK;
+    return flag_units(maker, first);
   }
   bool alone = maker->backward ? parts * panels > 1 : panels > 1;
   for (int64_t i = 0; i < parts * panels; i++) {
@@ -394,8 +407,7 @@ static rota_status add_units(Maker *maker, const RotaUnit *head, const Cut *cut)
       trim(maker, unit);
     ROTA_TRY(array_append(&maker->drafts, &draft, sizeof draft));
   }
-  flag_units(maker, first);
-  return ROTA_OK;
+  return flag_units(maker, first);
 }
 
 /* Same lengths, and rows with the same runs: the same works. */

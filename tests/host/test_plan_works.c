@@ -379,6 +379,28 @@ static void test_chunks(void **state) {
   plan_case_free(&at);
 }
 
+/* A plane of 1024 x 1024 tiles in the smallest units, half a million: each is met a fixed number of
+ * times (pairs of them would be 10^11). The message says what they need. */
+static void test_refused(void **state) {
+  (void)state;
+  PlanCase at;
+  make_case(&at, PRODUCTS, "k <= q", 1, 1);
+  at.request.lengths = (rota_lengths){.batch = 1, .n_q = 131072, .n_k = 131072};
+  at.request.workspace_limit = (size_t)(100 * MB);
+  Plan *plan;
+  assert_int_equal(plan_case_build(&at, &plan), ROTA_WORKSPACE);
+  const char *need = strstr(status_message(), "the smallest units need ");
+  assert_non_null(need);
+  assert_non_null(strstr(status_message(), "the limit is 104857600: raise the limit"));
+  long long bytes = strtoll(need + strlen("the smallest units need "), NULL, 10);
+  assert_in_range(bytes, 100 * MB, 400 * MB);
+  at.request.workspace_limit = (size_t)bytes + (size_t)(8 * MB); /* and counters */
+  plan = plan_case_good(&at);
+  assert_true(plan->workspace.bytes <= bytes + 8 * MB + 4096);
+  plan_destroy(plan);
+  plan_case_free(&at);
+}
+
 /* A plan's file has no works: they are made again, the same. */
 static void test_loaded(void **state) {
   (void)state;
@@ -441,6 +463,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_product_once),
                                      cmocka_unit_test(test_nothing_to_do),
                                      cmocka_unit_test(test_chunks),
+                                     cmocka_unit_test(test_refused),
                                      cmocka_unit_test(test_loaded),
                                      cmocka_unit_test(test_other_schedules),
                                      cmocka_unit_test(test_out_of_memory)};
