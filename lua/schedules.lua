@@ -190,11 +190,11 @@ schedules.rules = {
   },
 }
 
--- Up to SHORT chains a sequence ends before a shift's chains have spread out; from more than LONG
--- on there are enough tiles for the longest chains of several heads first, which leave no worker
--- idle at the end. All heads at once would have to share the L2. LONG by the query tiles of a kv
--- tile.
-local SHORT, LONG = 8, { [2] = 128, [3] = 32 }
+-- Up to SHORT chains a sequence ends before a shift's chains have spread out. Where a kv tile is
+-- three query tiles, from more than LONG on there are enough tiles for the longest chains of
+-- several heads first, which leave no worker idle at the end; all heads at once would have to share
+-- the L2.
+local SHORT, LONG = 8, 32
 
 -- Neighbouring chains that end on the same query tile, as {first, last}: under a causal mask within
 -- documents those of one document.
@@ -273,7 +273,7 @@ schedules.rules.by_tiles = {
 
 schedules.rules.by_length = {
   about = "shortest_first for sequences of up to 8 chains; else shift, or for causal masks "
-    .. "symmetric_shift and, from 129 chains on (33 where a kv tile is three query tiles), "
+    .. "symmetric_shift and, from 33 chains on where a kv tile is three query tiles, "
     .. "longest_first",
   source = "measured on Hopper kernels, docs/schedules.md",
   assignment = "mixed",
@@ -287,7 +287,7 @@ schedules.rules.by_length = {
     end
     if map.chains <= SHORT then return in_order(rules.shortest_first) end
     if is_full(map) then return rules.shift.pattern(map, gang, costs, { stagger = 3 }) end
-    if map.chains > (LONG[map.tile_kv // map.tile_q] or math.huge) then
+    if map.chains > LONG and map.tile_kv == 3 * map.tile_q then
       return in_order(rules.longest_first)
     end
     return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
