@@ -5,7 +5,7 @@ local works = import "lua/architectures/hopper_works.lua"
 
 local TENSORS = { "q", "k", "v", "d_o", "d_q", "d_k", "d_v" }
 -- Accumulators of dK and dV that a thread of the consumers has room for.
-local GRADIENTS_MAX = 160
+local GRADIENTS_MAX, GRADIENTS_MAX_SCORE = 160, 128
 local QUERIES = 64 -- of a visit
 local STAGES_MAX, STAGES_LEAST = 5, 4 -- two of them hold K and V of a chain
 local ROOM = 208 * 1024 -- bytes of stages
@@ -40,9 +40,9 @@ local function chains(spec)
   -- A visit's Q and dO, or 64 of a sum of dQ: dS of 128 queries, and K.
   local stage = works.PART * (boxes(columns) + math.max(boxes(columns_v), 2))
   local stages = math.min(ROOM // stage, STAGES_MAX)
-  -- A score's slope would have to be kept beside P.
+  local gradients = spec.has_score and GRADIENTS_MAX_SCORE or GRADIENTS_MAX
   local wide = math.max(spec.head_dim, spec.head_dim_v) > 256
-  if spec.has_score or wide or stages < STAGES_LEAST then return end
+  if wide or stages < STAGES_LEAST then return end
   return {
     template = "templates/hopper/materialised_chains.cuh",
     score_planes = 1, -- dS
@@ -53,7 +53,7 @@ local function chains(spec)
     stages = stages,
     stage_bytes = stage,
     holds = 1,
-    makes_keys = (columns + columns_v) // 2 <= GRADIENTS_MAX and 1 or 0, -- else dV alone
+    makes_keys = (columns + columns_v) // 2 <= gradients and 1 or 0, -- else dV alone
     stagings = 1,
     registers = { 40, 232 },
   }

@@ -28,6 +28,7 @@ namespace rota {
 
 constexpr int kQueries = 64; // of a visit
 constexpr int kScores = kQueries / 2, kScoreBlocks = kQueries / 16;
+constexpr int kPairs = kScores / 2; // of a lane's scores, packed: four for each block
 constexpr int kBoxesK = (kColumnsK + 63) / 64, kBoxesV = (kColumnsV + 63) / 64;
 // 64 rows of K or Q, then of V or dO.
 constexpr int kRowsOffsetV = kBoxesK * kPartBytes;
@@ -286,12 +287,14 @@ struct ChainConsumer : WorkConsumer {
   }
   // d += A B over the queries: A from registers, B across.
   template <int kColumns>
-  ROTA_DEVICE void accumulate(float (&d)[kColumns / 2], const unsigned (&a)[kScoreBlocks][4],
+  ROTA_DEVICE void accumulate(float (&d)[kColumns / 2], const unsigned (&a)[kPairs],
                               unsigned queries) const {
     const Descriptor b = describe_across(queries, 64);
 #pragma unroll
-    for (int step = 0; step < kScoreBlocks; step++)
-      Wgmma<kColumns>::template accumulate<1>(d, a[step], advance(b, step_across(step)));
+    for (int step = 0; step < kScoreBlocks; step++) {
+      const unsigned block[4] = {a[4 * step], a[4 * step + 1], a[4 * step + 2], a[4 * step + 3]};
+      Wgmma<kColumns>::template accumulate<1>(d, block, advance(b, step_across(step)));
+    }
   }
 
   // Bias or delta of this lane's columns of S^T: 8 i + 2 t, + 1. Fetched before the product that
@@ -306,69 +309,105 @@ struct ChainConsumer : WorkConsumer {
       x[i + 1] = pair[1];
     }
   }
-  // s becomes P, times its scale.
-  ROTA_DEVICE void probabilities(float (&s)[kScores], const float (&bias)[kValues]) const {
+  // s becomes P, times its scale; rounded for dP to come as Kept, which has the bits for both.
+  ROTA_DEVICE void probabilities(float (&s)[kScores], const float (&bias)[kValues],
+                                 const Task &task, bool partial, unsigned (&kept)[kPairs]) const {
     const float factor = exponent_factor(arguments);
 #pragma unroll
     for (int i = 0; i < kScores; i++)
       s[i] = exp2_fast(__fmaf_rn(s[i], factor, bias[i / 4 * 2 + i % 2]));
+    if (partial)
+      mask_probabilities(s, score_place(task));
+#pragma unroll
+    for (int i = 0; i < kPairs; i++)
+      kept[i] = pack(s[2 * i], s[2 * i + 1], Kept());
   }
-  ROTA_DEVICE void mask_probabilities(float (&s)[kScores], const Task &task, unsigned words) const {
+  // With a score function: p = P rounded, kept = P times the score's slope.
+  ROTA_DEVICE void score_probabilities(const float (&s)[kScores], const float (&bias)[kValues],
+                                       const Task &task, bool partial, unsigned (&p)[kPairs],
+                                       unsigned (&kept)[kPairs]) const {
+    const Position from = score_place(task);
+#pragma unroll
+    for (int i = 0; i < kPairs; i++) {
+      float x[2], y[2];
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        Position at = score_at(from, 2 * i + c);
+        at.q = clamp_index<kScoreUsesTensors>(at.q, at.n_q);
+        at.k = clamp_index<kScoreUsesTensors>(at.k, at.n_k);
+        score_exponential(arguments, s[2 * i + c], bias[i / 2 * 2 + c], at, x[c], y[c]);
+      }
+      p[i] = pack(x[0], x[1], Element());
+      kept[i] = pack(y[0], y[1], Kept());
+    }
+    if (partial) {
+      const unsigned bits = allowed_bits(from);
+      mask_pairs(bits, p);
+      mask_pairs(bits, kept);
+    }
+  }
+  // Where this lane's first score is.
+  ROTA_DEVICE Position score_place(const Task &task) const {
+    const unsigned words = stage_words(shared, ring.stage());
     const int q = (int)load_shared_word(words + 4), head = (int)load_shared_word(words + 8);
     const RotaSequence &sequence = arguments.sequences[task.sequence];
     const int lane = hidden(lane_index());
     const int first = task.first_row + 64 * group + own_thread() / kWarp * 16 + lane / 4;
-    const Position from = {q + 2 * (lane % 4), first,        head,
-                           sequence.batch,     sequence.n_q, sequence.n_k};
-    if constexpr (kMaskUsesTensors || !kMaskIsInterval) { // in a loop, with few registers
-      unsigned bits = 0;
+    return {q + 2 * (lane % 4), first, head, sequence.batch, sequence.n_q, sequence.n_k};
+  }
+  // Of this lane's score i; `from`: of its first.
+  ROTA_DEVICE static Position score_at(const Position &from, int i) {
+    Position at = from;
+    at.q += i / 4 * 8 + i % 2;
+    at.k += i % 4 / 2 * 8;
+    return at;
+  }
+  // Bit i: of score i. In a loop, with few registers, where the expression may be long.
+  ROTA_DEVICE unsigned allowed_bits(const Position &from) const {
+    unsigned bits = 0;
+    if constexpr (kMaskUsesTensors || !kMaskIsInterval) {
 #pragma unroll 1
       for (int i = 0; i < kScores; i++)
-        bits |= is_allowed(from, i) ? 1u << i : 0u;
+        bits |= element_allowed(arguments, score_at(from, i)) ? 1u << i : 0u;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kScores; i++)
+        bits |= element_allowed(arguments, score_at(from, i)) ? 1u << i : 0u;
+    }
+    return bits;
+  }
+  ROTA_DEVICE void mask_probabilities(float (&s)[kScores], const Position &from) const {
+    if constexpr (kMaskUsesTensors || !kMaskIsInterval) {
+      const unsigned bits = allowed_bits(from);
 #pragma unroll
       for (int i = 0; i < kScores; i++)
         s[i] = bits >> i & 1u ? s[i] : 0.0f;
     } else {
 #pragma unroll
       for (int i = 0; i < kScores; i++)
-        s[i] = is_allowed(from, i) ? s[i] : 0.0f;
+        s[i] = element_allowed(arguments, score_at(from, i)) ? s[i] : 0.0f;
     }
   }
-  // Of this lane's score i; `from`: of its first.
-  ROTA_DEVICE bool is_allowed(const Position &from, int i) const {
-    Position at = from;
-    at.q += i / 4 * 8 + i % 2;
-    at.k += i % 4 / 2 * 8;
-    return element_allowed(arguments, at);
-  }
-  ROTA_DEVICE void keep(const float (&s)[kScores], unsigned (&kept)[kScoreBlocks][4]) const {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; i++)
-      kept[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1], Kept());
-  }
-  // dP and what was kept become dS and P, rounded: first operands.
+  // dP and what was kept become dS; without a score function, P rounded as well: first operands.
   ROTA_DEVICE void score_gradients(const float (&dp)[kScores], const float (&delta)[kValues],
-                                   bool partial, unsigned (&p)[kScoreBlocks][4],
-                                   unsigned (&ds)[kScoreBlocks][4]) const {
+                                   bool partial, const unsigned (&kept)[kPairs],
+                                   unsigned (&p)[kPairs], unsigned (&ds)[kPairs]) const {
 #pragma unroll
-    for (int i = 0; i < kQueries / 8; i++) {
+    for (int i = 0; i < kPairs; i++) {
+      float x[2], y[2];
+      unpack(kept[i], x[0], x[1], Kept());
+      if constexpr (!kHasScore)
+        p[i] = pack(x[0], x[1], Element());
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        unsigned &word = p[i / 2][i % 2 * 2 + r];
-        float x[2], y[2];
-        unpack(word, x[0], x[1], Kept());
-        word = pack(x[0], x[1], Element());
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-          y[c] = x[c] * (dp[4 * i + 2 * r + c] - delta[2 * i + c]) * kUnscale;
-        ds[i / 2][i % 2 * 2 + r] = pack(y[0], y[1], Element());
-      }
+      for (int c = 0; c < 2; c++)
+        y[c] = x[c] * (dp[2 * i + c] - delta[i / 2 * 2 + c]) * kUnscale;
+      ds[i] = pack(y[0], y[1], Element());
     }
     if (partial) // where P is 0 dP may be anything
 #pragma unroll
-      for (int i = 0; i < 4 * kScoreBlocks; i++) {
-        const unsigned word = p[i / 4][i % 4];
-        ds[i / 4][i % 4] &= (word & 0xffffu ? 0xffffu : 0u) | (word >> 16 ? 0xffff0000u : 0u);
+      for (int i = 0; i < kPairs; i++) {
+        const unsigned word = kHasScore ? kept[i] : p[i];
+        ds[i] &= (word & 0xffffu ? 0xffffu : 0u) | (word >> 16 ? 0xffff0000u : 0u);
       }
   }
 
@@ -387,13 +426,15 @@ struct ChainConsumer : WorkConsumer {
   }
   // dS [q][k] from the fragments of dS^T. `place`: the word of shared memory that says where it
   // goes.
-  ROTA_DEVICE void stage_scores(const unsigned (&ds)[kScoreBlocks][4], unsigned place) {
+  ROTA_DEVICE void stage_scores(const unsigned (&ds)[kPairs], unsigned place) {
     const int lane = hidden(lane_index()), warp = own_thread() / kWarp;
     const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
     const unsigned at = begin_part() + (unsigned)(row * kBoxPitch + (chunk ^ lane % 8) * 16);
 #pragma unroll
-    for (int block = 0; block < kScoreBlocks; block++)
-      store_matrices_transposed(at + (unsigned)(block * 16 * kBoxPitch), ds[block]);
+    for (int i = 0; i < kScoreBlocks; i++) {
+      const unsigned block[4] = {ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]};
+      store_matrices_transposed(at + (unsigned)(i * 16 * kBoxPitch), block);
+    }
     if (own_thread() == 0)
       place = load_shared_word(place);
     end_part(kStagedScores | place << 2);
@@ -459,7 +500,7 @@ struct ChainConsumer : WorkConsumer {
     const unsigned at = stage_at(ring.stage());
     const bool partial = (visit.word & kWordSuspect) != 0;
     float s[kScores];
-    unsigned p[kScoreBlocks][4], ds[kScoreBlocks][4];
+    unsigned kept[kPairs], p[kPairs], ds[kPairs];
     wgmma_fence();
     multiply_rows<kColumnsK>(s, keys, at);
     wgmma_commit();
@@ -467,17 +508,17 @@ struct ChainConsumer : WorkConsumer {
       clear_queries(at, (int)(visit.word >> kWordLeft));
     wgmma_wait<0>();
     wgmma_touch(s);
-    probabilities(s, visit.values);
-    if (partial)
-      mask_probabilities(s, task, stage_words(shared, ring.stage()));
-    keep(s, p);
+    if constexpr (kHasScore)
+      score_probabilities(s, visit.values, task, partial, p, kept);
+    else
+      probabilities(s, visit.values, task, partial, kept);
     fetch_values(visit.values, values_at(ring.stage()) + kValueBytes);
     wgmma_fence();
     multiply_rows<kColumnsV>(s, keys + kRowsOffsetV, at + kRowsOffsetV);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_touch(s);
-    score_gradients(s, visit.values, partial, p, ds);
+    score_gradients(s, visit.values, partial, kept, p, ds);
     wgmma_fence();
     accumulate<kColumnsV>(dv, p, at + kRowsOffsetV);
     if constexpr (kMakesKeys)

@@ -166,6 +166,25 @@ ROTA_DEVICE void powers(float factor, const float (&base)[2], const float (&s)[1
 
 // ---- Backward ----
 
+// A score's P, times its scale, and P times the score's slope. s: a product of Q and K.
+ROTA_DEVICE void score_exponential(const RotaArguments &arguments, float s, float bias,
+                                   const Position &at, float &p, float &kept) {
+  const float x = s * arguments.scale, slope = score_slope(x, at, arguments);
+  p = exp2_fast(__fmaf_rn(score_value(x, at, arguments), kLog2E, bias));
+  kept = p * (slope * kSlopeScale);
+}
+
+// Of packed pairs, which bits 2 i and 2 i + 1 say are allowed, the others become 0, even a NaN.
+ROTA_DEVICE void mask_pairs(unsigned bits, unsigned *pairs) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    if (!(bits >> 2 * i & 1u))
+      pairs[i] &= 0xffff0000u;
+    if (!(bits >> (2 * i + 1) & 1u))
+      pairs[i] &= 0xffffu;
+  }
+}
+
 // S of one part becomes `words` = P rounded, and `kept` = P (times the score's slope) for dS.
 template <int kPart>
 ROTA_DEVICE void probabilities(const RotaArguments &arguments, const ScoreRows &rows,
@@ -184,13 +203,8 @@ ROTA_DEVICE void probabilities(const RotaArguments &arguments, const ScoreRows &
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       if constexpr (kHasScore) {
-        const Position position = score_position(first, kPart, i + c);
-        const float x = s[at + c] * arguments.scale;
-        const float slope = score_slope(x, position, arguments);
-        p[c] = exp2_fast(__fmaf_rn(score_value(x, position, arguments), kLog2E, rows.bias[r]));
-        const bool allowed = bits >> (i + c) & 1u;
-        p[c] = allowed ? p[c] : 0.0f;
-        kept_p[c] = allowed ? p[c] * (slope * kSlopeScale) : 0.0f;
+        score_exponential(arguments, s[at + c], rows.bias[r], score_position(first, kPart, i + c),
+                          p[c], kept_p[c]);
       } else {
         p[c] = exp2_fast(__fmaf_rn(s[at + c], factor, rows.bias[r]));
         kept_p[c] = p[c];
@@ -198,6 +212,10 @@ ROTA_DEVICE void probabilities(const RotaArguments &arguments, const ScoreRows &
     }
     words[i / 2] = pack(p[0], p[1], Element());
     kept[16 * kPart + i / 2] = pack(kept_p[0], kept_p[1], Kept());
+  }
+  if (kHasScore && partial) {
+    mask_pairs(bits, words);
+    mask_pairs(bits, kept + 16 * kPart);
   }
 }
 

@@ -6,6 +6,8 @@
 #ifndef ROTA_LIB_EXPRESSION_CUH
 #define ROTA_LIB_EXPRESSION_CUH
 
+#include "templates/lib/types.cuh"
+
 namespace rota {
 
 // ---- Constants that no literal can write ----
@@ -107,10 +109,14 @@ template <int exponent> __device__ __forceinline__ float rota_power(float base) 
   return result;
 }
 
-// ---- Functions of scores: a few units in the last place, and short ----
+// ---- Functions of scores: a few units in the last place, short, and without a branch ----
+//
+// Kernels evaluate scores for a hundred elements of a thread in straight code: a branch in one of
+// them would part it into pieces that wait for each other.
 
+// By less than the smallest normal number: 0, or NaN of what is not finite.
 __device__ __forceinline__ float rota_divide(float a, float b) {
-  return b == 0.0f ? 0.0f : __fdividef(a, b);
+  return a * reciprocal_or_zero(b);
 }
 __device__ __forceinline__ float rota_exp(float a) {
   return expf(a);
@@ -119,9 +125,9 @@ __device__ __forceinline__ float rota_log(float a) {
   return logf(a);
 }
 __device__ __forceinline__ float rota_sigmoid(float a) {
-  return __fdividef(1.0f, 1.0f + __expf(-a));
+  return reciprocal_fast(1.0f + exp2_fast(-kLog2E * a));
 }
-// 1 - 2 / (e^2a + 1) loses its digits near 0, where the series takes over; both without a branch.
+// 1 - 2 / (e^2a + 1) loses its digits near 0, where the series takes over.
 __device__ __forceinline__ float rota_tanh(float a) {
   float square = a * a;
   float series = 62.0f / 2835.0f;
@@ -129,7 +135,8 @@ __device__ __forceinline__ float rota_tanh(float a) {
   series = series * square + 2.0f / 15.0f;
   series = series * square - 1.0f / 3.0f;
   series = series * square * a + a;
-  float far = 1.0f - __fdividef(2.0f, __expf(2.0f * a) + 1.0f);
+  float part = reciprocal_fast(exp2_fast(2.0f * kLog2E * a) + 1.0f);
+  float far = __fmaf_rn(-2.0f, part, 1.0f);
   return square < 0.09f ? series : far;
 }
 

@@ -1,6 +1,7 @@
 /* Large head dims on the GPU against fp64: what passes matrices through memory there, and what
  * serves where that cannot. Masks, scores, sinks, groups, packed and used lengths; the same bits
  * again, and with a workspace too small for the plane at once. Prints a line each. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,13 @@ static const int32_t used_q[] = {200, 77}, used_k[] = {251, 0};
 
 #define WINDOW "where \"k <= q - 15 and k > q - 143\"" /* rows 0 .. 14 are empty */
 #define FREE   "where \"(q >= k and q - k <= 100) or (q >= 4 and k <= 4)\""
+
+/* For scores: a slope per head; a bias per head and distance -700 .. 699. */
+enum { HEADS = 4, SPAN = 1400 };
+static float slopes[HEADS], biases[HEADS * SPAN];
+static const rota_named_tensor slope = {"slope", ROTA_FP32, 1, {HEADS}, {1}, slopes};
+static const rota_named_tensor bias = {"bias", ROTA_FP32, 2, {HEADS, SPAN}, {SPAN, 1}, biases};
+#define BIAS "relative_bias(700)"
 
 static const TrialShape shapes[] = {
     {.dtype = ROTA_BF16,
@@ -229,6 +237,85 @@ static const TrialShape shapes[] = {
      .n_k = 350,
      .mask = FREE,
      .score = "softcap(10)"},
+    {.dtype = ROTA_FP16,
+     .head_dim = 512,
+     .heads = 4,
+     .n_q = 300,
+     .n_k = 400,
+     .mask = "causal",
+     .score = "alibi",
+     .tensors = &slope,
+     .tensor_count = 1},
+    {.dtype = ROTA_BF16,
+     .head_dim = 256,
+     .heads = 4,
+     .n_q = 500,
+     .n_k = 600,
+     .mask = FREE,
+     .score = BIAS,
+     .tensors = &bias,
+     .tensor_count = 1},
+    /* dV made with the scores: the slope is kept beside P. */
+    {.dtype = ROTA_BF16,
+     .head_dim = 192,
+     .heads = 4,
+     .kv_heads = 2,
+     .n_q = 500,
+     .n_k = 600,
+     .mask = "causal",
+     .score = BIAS " >> softcap(10)",
+     .tensors = &bias,
+     .tensor_count = 1,
+     .sink = true,
+     .d_lse = true},
+    {.dtype = ROTA_FP16,
+     .head_dim = 192,
+     .head_dim_v = 128,
+     .heads = 4,
+     .kv_heads = 1,
+     .batch = 5,
+     .cu_q = packed_q,
+     .cu_k = packed_k,
+     .mask = "causal",
+     .score = "alibi >> softcap(10)",
+     .tensors = &slope,
+     .tensor_count = 1,
+     .sink = true},
+    {.dtype = ROTA_BF16,
+     .head_dim = 256,
+     .head_dim_v = 128,
+     .heads = 2,
+     .n_q = 440,
+     .n_k = 336,
+     .mask = WINDOW,
+     .score = "softcap(10)",
+     .scale = 1.0f}, /* so that scores reach the cap */
+    {.dtype = ROTA_FP16,
+     .head_dim = 160,
+     .heads = 2,
+     .n_q = 350,
+     .n_k = 350,
+     .mask = FREE,
+     .score = "score \"0.5 * s * sigmoid(s) - 0.01 * abs(s)\""},
+    {.dtype = ROTA_BF16,
+     .head_dim = 136,
+     .head_dim_v = 96,
+     .heads = 2,
+     .batch = 2,
+     .n_q = 220,
+     .n_k = 300,
+     .used_q = used_q,
+     .used_k = used_k,
+     .score = "alibi",
+     .tensors = &slope,
+     .tensor_count = 1},
+    {.dtype = ROTA_BF16,
+     .head_dim = 192,
+     .heads = 2,
+     .n_q = 1200,
+     .n_k = 1500,
+     .mask = "window(300, 0)",
+     .score = "softcap(50)"},
     {.dtype = ROTA_BF16,
      .head_dim = 512,
      .heads = 2,
@@ -284,9 +371,10 @@ static int repeat(rota_context *context, const Gpu *gpu, Trial *trial, int count
 }
 
 static int run(rota_context *context, const Gpu *gpu, const TrialShape *shape, int repeats) {
-  printf("%s d %d/%d %s %s\n", shape->dtype == ROTA_BF16 ? "bf16" : "16/32", shape->head_dim,
+  printf("%s d %d/%d %s %s %s\n", shape->dtype == ROTA_BF16 ? "bf16" : "16/32", shape->head_dim,
          shape->head_dim_v ? shape->head_dim_v : shape->head_dim,
-         shape->mask ? shape->mask : "full", shape->backward ? shape->backward : "auto");
+         shape->mask ? shape->mask : "full", shape->backward ? shape->backward : "auto",
+         shape->score ? shape->score : "");
   Trial *trial = prepare(context, gpu, shape);
   if (!trial)
     return 1;
@@ -309,6 +397,10 @@ int main(int argc, char **argv) {
   rota_context_options options = {.cache_dir = getenv("ROTA_CACHE_DIR") ? NULL : "", .debug = -1};
   if (rota_context_create(&options, &context) != ROTA_OK)
     return 1;
+  for (int i = 0; i < HEADS; i++)
+    slopes[i] = 0.02f * (float)(i + 1);
+  for (int i = 0; i < HEADS * SPAN; i++)
+    biases[i] = sinf((float)i);
   int failures = 0;
   for (int i = first; i < SHAPES; i += step)
     failures += run(context, &gpu, &shapes[i], REPEATS);

@@ -80,7 +80,7 @@ static void test_golden(void **state) {
 enum { FUNCTIONS = 360, POSITIONS = 96 };
 
 static const char prelude[] =
-    "#include <math.h>\n#include <stdio.h>\n#include <string.h>\n"
+    "#include <float.h>\n#include <math.h>\n#include <stdio.h>\n#include <string.h>\n"
     "#define __device__\n#define __forceinline__ inline\n"
     "static float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }\n"
     "static float __fadd_rn(float a, float b) { return a + b; }\n"
@@ -88,8 +88,14 @@ static const char prelude[] =
     "static float __fmul_rn(float a, float b) { return a * b; }\n"
     "static float __fdiv_rn(float a, float b) { return a / b; }\n"
     "static float __fsqrt_rn(float a) { return sqrtf(a); }\n"
-    "static float __fdividef(float a, float b) { return a / b; }\n"
-    "#define __expf expf\n" /* glibc has a function of this name */
+    "static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }\n"
+    "#define ROTA_LIB_TYPES_CUH\n" /* what is taken from there: */
+    "namespace rota {\n"
+    "static const float kLog2E = 1.44269504f;\n"
+    "static float exp2_fast(float a) { return exp2f(a); }\n"
+    "static float reciprocal_fast(float a) { return 1 / a; }\n"
+    "static float reciprocal_or_zero(float a) { return fabsf(a) < FLT_MIN ? 0 : 1 / a; }\n"
+    "}\n"
     "static int __float2int_rz(float a) {\n"
     "  return a != a ? 0 : a >= 2147483648.0f ? 2147483647\n"
     "       : a <= -2147483648.0f ? -2147483647 - 1 : (int)a;\n}\n"
