@@ -2,13 +2,15 @@
 soon as it is known.
 
     python3 -u bench/head_dims.py [--dims 192,192/128,256,512] [--seqlens 4096,16384]
-        [--masks causal,full] [--passes forward,backward] [--output FILE.csv]
+        [--masks causal,full] [--passes forward,backward] [--scores none,softcap,alibi,bias]
+        [--output FILE.csv]
 
 bf16, 16,384 tokens (at least one sequence), 2048 // head_dim heads, or 16 where the head dim does
 not divide 2048; `192/128`: of Q and K, of V. Medians of CUDA-event times of whole passes, the
 libraries taking turns in one process; a causal mask counts half. cuDNN's backward pass is not
 deterministic. `difference`: of the results from cuDNN's, relative; exit status 1 if one is beyond
-what rounding explains. Two minutes for everything on an H200.
+what rounding explains. Two minutes for everything on an H200. `--scores`: kernels with those score
+functions, which cuDNN does not serve, instead, taking turns.
 """
 
 import argparse
@@ -24,21 +26,37 @@ from report import csv_lines
 
 TOKENS, HIDDEN = 16384, 2048
 FIELDS = "pass,head_dim,length,mask,library,tflops,milliseconds,difference"
+# Name -> text of the score, and its tensors by heads and length.
+SCORES = {
+    "none": ("", lambda heads, length: {}),
+    "softcap": ("softcap(50)", lambda heads, length: {}),
+    "alibi": ("alibi", lambda heads, length: {"slope": uniform(heads) * 0.1}),
+    "bias": (
+        "relative_bias({})",
+        lambda heads, length: {"bias": torch.randn(heads, 2 * length, device="cuda")},
+    ),
+}
 
 
 def heads_of(dim):
     return HIDDEN // dim if HIDDEN % dim == 0 else 16
 
 
-def rota_calls(tensors, causal, library):
+def uniform(count):
+    return torch.rand(count, device="cuda")
+
+
+def rota_calls(tensors, causal, library, score="none"):
     q, k, v, d_o = tensors
     mask = "causal" if causal else "full"
+    text, score_tensors = SCORES[score]
+    score_field = f", score = {text.format(k.shape[1] - 1)}" if text else ""
     model = librota.Model(
         f"return rota.attention{{head_dim = {q.shape[3]}, head_dim_v = {v.shape[3]}, "
-        f"heads = {q.shape[2]}, mask = {mask}}}",
+        f"heads = {q.shape[2]}, mask = {mask}{score_field}}}",
         library=library,
     )
-    call = model.attention(q, k, v)
+    call = model.attention(q, k, v, tensors=score_tensors(q.shape[2], k.shape[1]))
     call.forward()
     return {"forward": lambda: [call.forward()], "backward": lambda: call.backward(d_o)}
 
@@ -75,9 +93,17 @@ def bench_shape(options, dims, length, mask, write):
     batch, heads, causal = max(1, TOKENS // length), heads_of(dim), mask == "causal"
     shapes = [(batch, length, heads, x) for x in (dim, dim, dim_v, dim_v)]
     tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
-    libraries = {"Rota": rota_calls(tensors, causal, options.library)}
-    if max(dims) <= 256:
-        libraries["cuDNN"] = cudnn_calls(tensors, causal)
+    if options.scores:
+        libraries = {
+            "Rota" if score == "none" else f"Rota {score}": rota_calls(
+                tensors, causal, options.library, score
+            )
+            for score in options.scores.split(",")
+        }
+    else:
+        libraries = {"Rota": rota_calls(tensors, causal, options.library)}
+        if max(dims) <= 256:
+            libraries["cuDNN"] = cudnn_calls(tensors, causal)
     wrong = 0
     for which in options.passes.split(","):
         calls = {name: passes[which] for name, passes in libraries.items() if passes}
@@ -112,6 +138,7 @@ def main():
     parser.add_argument("--seqlens", default="4096,16384")
     parser.add_argument("--masks", default="causal,full")
     parser.add_argument("--passes", default="forward,backward")
+    parser.add_argument("--scores", default="")
     parser.add_argument("--library", default=None)
     parser.add_argument("--output", default="bench/results/large_head_dims.csv")
     options = parser.parse_args()
