@@ -40,10 +40,11 @@ end
 -- All tiles from `from` on, then those before it, as far as they lie in [low, high].
 local function turned(from, low, high) return { { from, high }, { low, from - 1 } } end
 
--- Distance between the first tiles of neighbours: what is asked for if the chains in flight then
--- still begin on different tiles, else as much as there is.
-local function stagger_of(options, tiles, gang)
-  return math.max(1, math.min(options.stagger, tiles // math.max(gang, 1)))
+-- First tile, from 0, of number `place` in flight: the distance that is asked for, or, where that
+-- is too much, all as far apart as they can be, and not only by whole tiles.
+local function place_of(options, tiles, flight, place)
+  if options.stagger * flight <= tiles then return place * options.stagger end
+  return place * tiles // flight
 end
 
 -- Whether each chain has all tiles from its first one to the last of all, and begins later than its
@@ -66,6 +67,44 @@ local function is_full(map)
     if map.count(chain) ~= map.group * map.q_tiles then return false end
   end
   return true
+end
+
+-- For symmetric_shift: how many of the longest chains have a lane to themselves. Lanes that a pair
+-- shares are half as many as chains; where more would fill the gang, with as many heads side by
+-- side as fit, there are more lanes, which are shorter then. Not where they would be much shorter
+-- than the longest chain.
+local function chains_alone(chains, gang)
+  local odd, together = chains % 2, gang // math.max((chains + 1) // 2, 1)
+  if together == 0 or gang % together > 0 then return odd end
+  local alone = 2 * (gang // together) - chains
+  return 10 * alone <= chains and alone or odd
+end
+
+-- The part of the gang that symmetric_shift keeps busy, as many heads side by side as fit.
+local function busy_share(chains, gang)
+  local lanes = (chains + chains_alone(chains, gang) + 1) // 2
+  if lanes > gang then return lanes / gang / ((lanes + gang - 1) // gang) end
+  return gang // lanes * lanes / gang
+end
+
+-- The visits of a long chain, that turns through the rectangle of tiles `split` to `last`, from
+-- tile `from` on, and then climbs from its diagonal; or, without `from`, of a short one, that
+-- descends from `last`. The heads of a group follow one another in each of these parts: where a
+-- chain takes one head after another from end to end, chains come to the second at times that their
+-- lengths decide, several at once.
+local function lane_visits(group, last, split, from)
+  local list = {}
+  local function add(first, final, step, head)
+    list[#list + 1] = { first, final, step, head = head }
+  end
+  if not from then
+    for head = 0, group - 1 do add(last, 0, -1, head) end
+    return list
+  end
+  for head = 0, group - 1 do add(head == 0 and from or split, last, 1, head) end
+  add(split, from - 1, 1, 0)
+  for head = 0, group - 1 do add(0, split - 1, 1, head) end
+  return list
 end
 
 local stagger = { default = 2, least = 1, most = 64 }
@@ -93,11 +132,9 @@ schedules.rules = {
     options = { stagger = stagger },
     pattern = function(map, gang, _, options)
       local flight, tiles = math.min(gang, map.chains), math.max(map.q_tiles, 1)
-      local step = stagger_of(options, tiles, flight)
       return {
         visits = function(chain)
-          local place = chain % flight
-          local from = flight <= tiles and place * step or place * tiles // flight
+          local from = place_of(options, tiles, flight, chain % flight)
           return turned(from % tiles, 0, tiles - 1)
         end,
       }
@@ -106,23 +143,26 @@ schedules.rules = {
   symmetric_shift = {
     about = "the longest chain and the shortest share a lane, so all lanes are equally long; "
       .. "long chains turn through the tiles that all of them have, then climb to their diagonal, "
-      .. "short ones descend",
-    source = "DASH, arXiv 2601.21824: optimal for causal masks",
+      .. "short ones descend. Where workers would be left over, the longest chains have lanes of "
+      .. "their own",
+    source = "DASH, arXiv 2601.21824: optimal for causal masks; lanes for all workers: Rota",
     options = { stagger = stagger },
     pattern = function(map, gang, _, options)
       local chains, last = map.chains, map.q_tiles - 1
-      local pairs_ = (chains + 1) // 2
+      local alone = chains_alone(chains, gang)
+      local long = alone + (chains - alone + 1) // 2
       -- Where the first short chain begins, the rectangle of the long ones does too.
-      local split = chains > 1 and map.first(pairs_) or 0
+      local split = long < chains and map.first(long) or 0
       split = math.max(0, math.min(split or 0, last))
       local width = math.max(last - split + 1, 1)
-      local step = stagger_of(options, width, math.min(pairs_, gang))
+      local function lane_of(chain) return chain < long and chain or chains + alone - 1 - chain end
       return {
-        gang = pairs_,
+        gang = long,
+        lanes = long <= gang and lane_of or nil,
         visits = function(chain)
-          if chain >= pairs_ then return { { last, 0, -1 } } end
-          local from = split + chain * step % width
-          return { { from, last }, { split, from - 1 }, { 0, split - 1 } }
+          local from = chain < long
+            and split + place_of(options, width, math.min(long, gang), chain) % width
+          return lane_visits(map.group, last, split, from)
         end,
       }
     end,
@@ -163,7 +203,7 @@ schedules.rules = {
           local low, high = map.first(chain), map.last(chain)
           if not low then return {} end
           local width = high - low + 1
-          local step = stagger_of(options, width, flight)
+          local step = math.max(1, math.min(options.stagger, width // flight))
           return turned(low + chain % flight * step % width, low, high)
         end,
       }
@@ -193,8 +233,8 @@ schedules.rules = {
 -- Up to SHORT chains a sequence ends before a shift's chains have spread out. Where a kv tile is
 -- three query tiles, from more than LONG on there are enough tiles for the longest chains of
 -- several heads first, which leave no worker idle at the end; all heads at once would have to share
--- the L2.
-local SHORT, LONG = 8, 32
+-- the L2. The same where less than MOST of a gang would be busy with symmetric_shift.
+local SHORT, LONG, MOST = 8, 32, 0.95
 
 -- Neighbouring chains that end on the same query tile, as {first, last}: under a causal mask within
 -- documents those of one document.
@@ -253,15 +293,15 @@ schedules.rules.by_tiles = {
     for number, block in ipairs(blocks) do
       local last, split = map.last(block[1]), map.first(block[1] + half)
       local width = last - split + 1
-      local step = stagger_of({ stagger = 2 }, width, half)
       for i = 0, chains - 1 do
-        local chain, from = block[1] + i, split + i * step % width
+        local chain = block[1] + i
+        local from = split + place_of({ stagger = 2 }, width, half, i) % width
         if i < half then
           start[#start + 1] = chain
-          visits[chain] = { { from, last }, { split, from - 1 }, { 0, split - 1 } }
+          visits[chain] = lane_visits(map.group, last, split, from)
         else
           short[#short + 1] = chain
-          visits[chain] = { { last, 0, -1 } }
+          visits[chain] = lane_visits(map.group, last)
         end
         lanes[chain] = ((number - 1) * half + math.min(i, chains - 1 - i)) % gang
       end
@@ -273,8 +313,8 @@ schedules.rules.by_tiles = {
 
 schedules.rules.by_length = {
   about = "shortest_first for sequences of up to 8 chains; else shift, or for causal masks "
-    .. "symmetric_shift and, from 33 chains on where a kv tile is three query tiles, "
-    .. "longest_first",
+    .. "symmetric_shift and, where that would leave workers idle, or from 33 chains on where a kv "
+    .. "tile is three query tiles, longest_first",
   source = "measured on Hopper kernels, docs/schedules.md",
   assignment = "mixed",
   options = { together = { default = 16, least = 0, most = 1 << 20 } },
@@ -287,7 +327,8 @@ schedules.rules.by_length = {
     end
     if map.chains <= SHORT then return in_order(rules.shortest_first) end
     if is_full(map) then return rules.shift.pattern(map, gang, costs, { stagger = 3 }) end
-    if map.chains > LONG and map.tile_kv == 3 * map.tile_q then
+    local is_long = map.chains > LONG and map.tile_kv == 3 * map.tile_q
+    if is_long or busy_share(map.chains, gang) < MOST then
       return in_order(rules.longest_first)
     end
     return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
