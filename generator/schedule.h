@@ -58,8 +58,9 @@ typedef struct PatternView {
 /* ---- What it answers ---- */
 
 /* Query tiles from, from + step, ... up to `to` (down to, if step < 0) of a chain, as far as they
- * are not empty. ALL_HEADS: the chain's runs are gone through once for each head of the group. */
-enum { ALL_HEADS = -1 };
+ * are not empty. ALL_HEADS: the chain's runs are gone through once for each head of the group;
+ * SIDE_BY_SIDE: each tile is visited for all heads before the next tile. */
+enum { ALL_HEADS = -1, SIDE_BY_SIDE = -2 };
 typedef struct VisitRun {
   int32_t chain, head, from, to, step;
   int64_t time; /* for RANKS_BY_TIME_GIVEN */

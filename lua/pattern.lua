@@ -15,7 +15,8 @@
 -- and answers
 --   visits   function(chain) -> list, or list per chain [0] .. [chains - 1]; each entry a query
 --            tile or {from, to, step, head = h}: those of the chain's tiles that exist there.
---            Without `head` the whole list is gone through once for each head. Default: ascending
+--            Without `head` the whole list is gone through once for each head; with head = "all"
+--            a range's tiles are visited one after another, each for all heads. Default: ascending
 --   start    list of all chains as they start. Default: ascending
 --   ranks    who adds first to a query tile: "time" (as a gang that never waits would come),
 --            "start" (as chains start), or a function(chain) or list per chain: lower numbers
@@ -93,7 +94,7 @@ end
 
 ---- Visits
 
-local ALL_HEADS = -1 -- generator/schedule.h
+local ALL_HEADS, SIDE_BY_SIDE = -1, -2 -- generator/schedule.h
 
 -- One entry of a chain's list as from, to, step, head.
 local function run_of(chain, entry)
@@ -108,16 +109,22 @@ local function run_of(chain, entry)
   local from = integer("visits: from", entry[1])
   local to = integer("visits: to", entry[2] == nil and from or entry[2])
   local step = entry[3] == nil and 1 or integer("visits: step", entry[3])
-  local head = entry.head == nil and ALL_HEADS or integer("visits: head", entry.head)
+  local head = entry.head
+  if head == nil then return from, to, step, ALL_HEADS end
+  if head == "all" then return from, to, step, SIDE_BY_SIDE end
+  head = integer("visits: head", head)
+  if head < 0 then fail("visits of chain %d: head %d", chain, head) end
   return from, to, step, head
 end
 
 -- With times, tile by tile.
-local function add_timed(add, times, chain, from, to, step, head)
+local function add_timed(add, times, chain, from, to, step, first, last)
   if step == 0 then fail("visits of chain %d: step 0", chain) end
   for tile = from, to, step do
-    if host.ask("kind", chain, head, tile) ~= 0 then
-      add(chain, head, tile, tile, 1, integer("times", times(tile, chain, head)))
+    for head = first, last do
+      if host.ask("kind", chain, head, tile) ~= 0 then
+        add(chain, head, tile, tile, 1, integer("times", times(tile, chain, head)))
+      end
     end
   end
 end
@@ -140,9 +147,11 @@ local function add_chain(add, map, chain, list, times)
       from, to = math.max(math.min(from, map.q_tiles - 1), 0), math.max(math.min(to,
         map.q_tiles - 1), -1)
       if head == ALL_HEADS then
-        add_timed(add, times, chain, from, to, step, round)
+        add_timed(add, times, chain, from, to, step, round, round)
+      elseif round == 0 and head == SIDE_BY_SIDE then
+        add_timed(add, times, chain, from, to, step, 0, map.group - 1)
       elseif round == 0 then
-        add_timed(add, times, chain, from, to, step, head)
+        add_timed(add, times, chain, from, to, step, head, head)
       end
     end
   end

@@ -36,6 +36,12 @@ local function backwards(map)
   local all = { { map.q_tiles - 1, 0, -1 } }
   return function() return all end
 end
+-- The same with a group's heads side by side: who takes one head after another comes to the second
+-- before a longer chain that started earlier.
+local function backwards_by_tiles(map)
+  local all = { { map.q_tiles - 1, 0, -1, head = "all" } }
+  return function() return all end
+end
 
 -- All tiles from `from` on, then those before it, as far as they lie in [low, high].
 local function turned(from, low, high) return { { from, high }, { low, from - 1 } } end
@@ -188,7 +194,7 @@ schedules.rules = {
         if count[a] ~= count[b] then return count[a] > count[b] end
         return a < b
       end)
-      return { start = start, visits = backwards(map) }
+      return { start = start, visits = backwards_by_tiles(map) }
     end,
   },
   rotate = {
