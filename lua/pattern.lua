@@ -117,10 +117,13 @@ local function run_of(chain, entry)
   return from, to, step, head
 end
 
--- With times, tile by tile.
-local function add_timed(add, times, chain, from, to, step, first, last)
+-- With times, tile by tile: those that exist, so that a wide run costs no more than a narrow one.
+local function add_timed(add, map, times, chain, from, to, step, first, last)
   if step == 0 then fail("visits of chain %d: step 0", chain) end
-  for tile = from, to, step do
+  local top = map.q_tiles - 1
+  if step > 0 and from < 0 then from = from + (step - 1 - from) // step * step end
+  if step < 0 and from > top then from = from + (from - top - step - 1) // -step * step end
+  for tile = from, step > 0 and math.min(to, top) or math.max(to, 0), step do
     for head = first, last do
       if host.ask("kind", chain, head, tile) ~= 0 then
         add(chain, head, tile, tile, 1, integer("times", times(tile, chain, head)))
@@ -143,15 +146,12 @@ local function add_chain(add, map, chain, list, times)
   for round = 0, map.group - 1 do
     for i = 1, #list do
       local from, to, step, head = run_of(chain, list[i])
-      -- Only tiles that exist: a wide run costs no more than a narrow one.
-      from, to = math.max(math.min(from, map.q_tiles - 1), 0), math.max(math.min(to,
-        map.q_tiles - 1), -1)
       if head == ALL_HEADS then
-        add_timed(add, times, chain, from, to, step, round, round)
+        add_timed(add, map, times, chain, from, to, step, round, round)
       elseif round == 0 and head == SIDE_BY_SIDE then
-        add_timed(add, times, chain, from, to, step, 0, map.group - 1)
+        add_timed(add, map, times, chain, from, to, step, 0, map.group - 1)
       elseif round == 0 then
-        add_timed(add, times, chain, from, to, step, head, head)
+        add_timed(add, map, times, chain, from, to, step, head, head)
       end
     end
   end

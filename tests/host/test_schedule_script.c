@@ -153,6 +153,12 @@ static const struct {
      ROTA_SCHEDULE, "visits head 4; the group has 1"},
     {"{pattern = function(map) return {visits = function() return {{0, 9, head = 0}, 10} end} end}",
      ROTA_SCHEDULE, "with and without a head"},
+    {"{pattern = function(map) return {visits = function() return {{0, 9, head = -1}} end} end}",
+     ROTA_SCHEDULE, "visits of chain 0: head -1"},
+    {"{pattern = function() return {visits = function() return {{0, 9, head = 'all'}, 3} end} end}",
+     ROTA_SCHEDULE, "with and without a head"},
+    {"{pattern = function() return {visits = function() return {{0, 9, 0, head = 'all'}} end} end}",
+     ROTA_SCHEDULE, "step 0"},
     {"{pattern = function(map) return {start = {0}} end}", ROTA_SCHEDULE, "a list of all 8 chains"},
     {"{pattern = function(map) return {start = {0, 1, 2, 3, 4, 5, 6, 6}} end}", ROTA_SCHEDULE,
      "chain 6 starts twice, as number 6 and 7"},
@@ -329,6 +335,36 @@ static void test_mixed_keeps_lanes(void **state) {
   }
 }
 
+/* head = "all": tile after tile, each for all heads; ranges may reach beyond the tiles; the same
+ * with times. */
+static void test_side_by_side(void **state) {
+  (void)state;
+  static const char *const times[] = {"", "times = function(tile, chain) return chain end, "};
+  for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+    char text[512];
+    snprintf(text, sizeof text,
+             "local list = {{1000, -9, -2, head = 'all'}, {-5, 2000000000, 2, head = 'all'}}\n"
+             "return rota.attention{head_dim = 64, heads = 6, kv_heads = 2, schedule = {\n"
+             "pattern = function() return {%svisits = function() return list end} end}}",
+             times[i]);
+    Plan *plan;
+    Pattern *pattern;
+    check_ok(plan_script(text, 8, dense(1, 1024), &plan));
+    check_ok(plan_check(plan));
+    check_ok(plan_pattern(plan, 0, 0, &pattern));
+    int tiles = pattern->q_tiles, even = (tiles + 1) / 2;
+    assert_true(tiles > 3 && pattern->chain_begin[1] == 3 * tiles);
+    for (int visit = 0; visit < 3 * tiles; visit++) {
+      int place = visit / 3, last = (tiles - 1) / 2 * 2;
+      int expected = place < even ? last - 2 * place : 1 + 2 * (place - even);
+      assert_int_equal(pattern->visits[visit].q_tile, expected);
+      assert_int_equal(pattern->visits[visit].group_head, visit % 3);
+    }
+    pattern_destroy(pattern);
+    plan_destroy(plan);
+  }
+}
+
 /* A batch-variant schedule sees the batch; the digest of one sequence then depends on it. */
 static void test_batch_variant(void **state) {
   (void)state;
@@ -393,6 +429,7 @@ int main(void) {
       cmocka_unit_test(test_functions_start_afresh),
       cmocka_unit_test(test_a_map_ends_with_its_call),
       cmocka_unit_test(test_mixed_keeps_lanes),
+      cmocka_unit_test(test_side_by_side),
       cmocka_unit_test(test_batch_variant),
       cmocka_unit_test(test_memory_failures),
   };
