@@ -178,8 +178,8 @@ static void test_long_among_short(void **state) {
   plan_case_free(&at);
 }
 
-/* by_length, on 8 workers: other schedules from 9 chains on, under a causal mask by how many of them
- * symmetric_shift keeps busy, and from 33 chains on where a kv tile is three query tiles. */
+/* by_length, on 8 workers: other schedules from 9 chains on, under a causal mask by how many
+ * workers symmetric_shift keeps busy, and from 33 on where a kv tile is three query tiles. */
 static void test_length_of_by_length(void **state) {
   (void)state;
   static const struct {
