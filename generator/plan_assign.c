@@ -95,6 +95,13 @@ static RotaItem *merge_pairs(const AssignRequest *request, Merge *merge, int32_t
   return out;
 }
 
+/* How many pairs are dealt together from the one on whose item is `at`. */
+static int32_t pairs_together(const AssignRequest *request, RotaItem at, int32_t all) {
+  int32_t of_pattern = pattern_of(request, at)->together;
+  int32_t together = of_pattern > 0 ? of_pattern : request->schedule->together;
+  return together > 0 && together < all ? together : all;
+}
+
 /* (sequence, kv head) pairs come in groups of `together`; group by group, the longest chain first.
  * Pairs whose chains do not wait in order come after the others, untouched, if they are `apart`;
  * returns where they begin in *others. */
@@ -102,7 +109,7 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
                                  int64_t *others) {
   size_t count = (size_t)request->item_count;
   size_t pairs = (size_t)request->batch * (size_t)request->kv_heads;
-  int32_t merged = 0, together = request->schedule->together;
+  int32_t merged = 0;
   Merge merge = {memory_allocate(pairs + 1, sizeof(HeapEntry)),
                  request->schedule->assignment == ASSIGN_STRETCHES,
                  memory_allocate(pairs + 1, sizeof(int64_t)),
@@ -120,9 +127,10 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
         merge.end[merged++] = end;
       }
     }
-    int32_t step = together > 0 ? together : merged;
-    for (int32_t pair = 0; pair < merged; pair += step)
-      last = merge_pairs(request, &merge, pair, pair + step < merged ? pair + step : merged, last);
+    for (int32_t pair = 0, end; pair < merged; pair = end) {
+      end = pair + pairs_together(request, merge.copy[merge.next[pair]], merged - pair);
+      last = merge_pairs(request, &merge, pair, end, last);
+    }
     *others = last - items;
     for (int64_t i = 0, end; i < request->item_count; i = end) {
       end = pair_end(request, merge.copy, i);

@@ -33,6 +33,7 @@ typedef struct Pattern {
   int32_t *lane;        /* chains: which lane runs the chain; NULL if read back from a plan */
   int32_t lanes;        /* at most the gang; 0 if read back from a plan */
   bool in_order;        /* chains wait for chains that start earlier only */
+  int32_t together;     /* as Schedule.together, which it replaces; 0: not said */
 } Pattern;
 
 /* ---- What a pattern function is shown ---- */
@@ -81,6 +82,7 @@ typedef struct PatternAnswer {
   int32_t *lane;     /* owned; NULL: chains take the lane that is free first */
   Ranks ranks;
   int32_t gang; /* 0: the view's; may only be smaller */
+  int32_t together;
 } PatternAnswer;
 /* OUT_OF_MEMORY; the caller frees the answer in any case. */
 rota_status answer_add(PatternAnswer *answer, VisitRun run);

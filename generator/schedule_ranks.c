@@ -243,6 +243,7 @@ rota_status pattern_rank(const Schedule *schedule, const PatternAnswer *answer,
     gang = pattern->chains > 0 ? pattern->chains : 1;
   pattern->lanes = gang;
   pattern->in_order = answer->ranks == RANKS_BY_START && !answer->lane;
+  pattern->together = answer->together;
   if (answer->lane)
     ROTA_TRY(take_lanes(schedule->name, answer->lane, gang, pattern));
   switch (answer->ranks) {

@@ -224,6 +224,8 @@ static rota_status answer_from_value(const Value *value, const PatternView *view
                                                 : RANKS_BY_PRIORITY;
   if (value_integer(value_field(value, "gang"), 1, INT32_MAX, &number))
     answer->gang = (int32_t)number;
+  if (value_integer(value_field(value, "together"), 1, INT32_MAX, &number))
+    answer->together = (int32_t)number;
   int64_t chains = view->chains;
   ROTA_TRY(read_narrow(value_field(value, "start"), chains, &answer->start));
   ROTA_TRY(read_narrow(value_field(value, "lanes"), chains, &answer->lane));

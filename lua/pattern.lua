@@ -25,6 +25,7 @@
 --   lanes    function(chain) or list per chain: the lane, from 0, that runs it. Default: the one
 --            that is free first
 --   gang     to use fewer lanes than there are
+--   together how many (sequence, kv head) pairs "longest" takes together: instead of the schedule's
 --
 -- assignment(batch) sees all chains of all sequences and kv heads as numbered items:
 --   batch.items, batch.workers, batch.sequences, batch.kv_heads
@@ -159,7 +160,7 @@ end
 
 ---- Answers: flat lists of integers for C (generator/script_schedule.c)
 
-local known = { "gang", "lanes", "optimize", "ranks", "start", "times", "visits" }
+local known = { "gang", "lanes", "optimize", "ranks", "start", "times", "together", "visits" }
 
 local function check_names(answer)
   for name in pairs(answer) do
@@ -233,6 +234,7 @@ function pattern.call(schedule, options, request)
     priority = ranks == "priority" and by_chain("ranks", map, answer.ranks) or nil,
     lanes = answer.lanes ~= nil and by_chain("lanes", map, answer.lanes) or nil,
     gang = answer.gang and integer("gang", answer.gang) or 0,
+    together = answer.together and integer("together", answer.together) or 0,
     visits = not answer.optimize and visits_of(map, answer) or nil,
   }
 end

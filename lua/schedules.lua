@@ -36,11 +36,23 @@ local function backwards(map)
   local all = { { map.q_tiles - 1, 0, -1 } }
   return function() return all end
 end
--- The same with a group's heads side by side: who takes one head after another comes to the second
--- before a longer chain that started earlier.
-local function backwards_by_tiles(map)
-  local all = { { map.q_tiles - 1, 0, -1, head = "all" } }
-  return function() return all end
+
+-- The visits of the chain that starts as number `place` of those that start longest first, `wave`
+-- at once. Heads of a group are visited side by side, from the last tile to the first: who takes
+-- one head after another comes to the second before a longer chain that started earlier. In every
+-- second wave chains start as those before them end, so as many visits apart as two heads have
+-- more: 2 a head. Then heads one after another, where each brings neighbours closer by 2 visits,
+-- and forwards (2 closer as well) all but the last two: tiles are still in the L2 when the next
+-- chain comes.
+local function in_waves(map, place, wave)
+  local last, group = map.q_tiles - 1, map.group
+  if wave == 0 or place // wave % 2 == 0 then return { { last, 0, -1, head = "all" } } end
+  local list = {}
+  for head = 0, group - 1 do
+    list[head + 1] = head < group - 2 and { 0, last, 1, head = head }
+      or { last, 0, -1, head = head }
+  end
+  return list
 end
 
 -- All tiles from `from` on, then those before it, as far as they lie in [low, high].
@@ -78,7 +90,8 @@ end
 -- For symmetric_shift: how many of the longest chains have a lane to themselves. Lanes that a pair
 -- shares are half as many as chains; where more would fill the gang, with as many heads side by
 -- side as fit, there are more lanes, which are shorter then. Not where they would be much shorter
--- than the longest chain.
+-- than the longest chain. These chains climb from their diagonal to the end: the others turn through
+-- the rectangle when they come to its tiles, and have just left them.
 local function chains_alone(chains, gang)
   local odd, together = chains % 2, gang // math.max((chains + 1) // 2, 1)
   if together == 0 or gang % together > 0 then return odd end
@@ -157,6 +170,7 @@ schedules.rules = {
       local chains, last = map.chains, map.q_tiles - 1
       local alone = chains_alone(chains, gang)
       local long = alone + (chains - alone + 1) // 2
+      local flight = math.min(long, gang) - alone
       -- Where the first short chain begins, the rectangle of the long ones does too.
       local split = long < chains and map.first(long) or 0
       split = math.max(0, math.min(split or 0, last))
@@ -166,8 +180,9 @@ schedules.rules = {
         gang = long,
         lanes = long <= gang and lane_of or nil,
         visits = function(chain)
+          if chain < alone then return { { 0, last } } end
           local from = chain < long
-            and split + place_of(options, width, math.min(long, gang), chain) % width
+            and split + place_of(options, width, flight, chain - alone) % width
           return lane_visits(map.group, last, split, from)
         end,
       }
@@ -182,19 +197,27 @@ schedules.rules = {
   },
   longest_first = {
     about = "the longest chain of all heads first (or of `together` heads, then of as many more), "
-      .. "so that the short ones fill the gaps at the end; visits from last to first",
+      .. "so that the short ones fill the gaps at the end; visits from last to first, with grouped "
+      .. "heads in an order that suits the L2 if `wave` chains of a kv head run at once",
     source = "Graham's longest processing time first, on DASH's descending order",
     order = "portable",
     assignment = "longest",
-    options = { together = { default = 0, least = 0, most = 1 << 20 } },
-    pattern = function(map)
-      local start, count = up(map.chains), {}
+    options = {
+      together = { default = 0, least = 0, most = 1 << 20 },
+      wave = { default = 0, least = 0, most = 1 << 20 },
+    },
+    pattern = function(map, _, _, options)
+      local start, count, place = up(map.chains), {}, {}
       for chain = 0, map.chains - 1 do count[chain] = map.count(chain) end
       table.sort(start, function(a, b)
         if count[a] ~= count[b] then return count[a] > count[b] end
         return a < b
       end)
-      return { start = start, visits = backwards_by_tiles(map) }
+      for i, chain in ipairs(start) do place[chain] = i - 1 end
+      return {
+        start = start,
+        visits = function(chain) return in_waves(map, place[chain], options.wave) end,
+      }
     end,
   },
   rotate = {
@@ -285,11 +308,11 @@ schedules.rules.by_tiles = {
     .. "shortest_first",
   source = "measured on Hopper kernels, bench/results/backward_masks_h200.csv; the DAG model",
   assignment = "stretches",
-  pattern = function(map, gang)
+  pattern = function(map, gang, costs)
     local blocks, rules = blocks_of(map), schedules.rules
     if not are_even(map, blocks) then
       local rule = has_long_chains(map) and rules.longest_first or rules.shortest_first
-      local answer = rule.pattern(map)
+      local answer = rule.pattern(map, gang, costs, { wave = 0 })
       answer.ranks = "start"
       return answer
     end
@@ -326,16 +349,21 @@ schedules.rules.by_length = {
   options = { together = { default = 16, least = 0, most = 1 << 20 } },
   pattern = function(map, gang, costs)
     local rules = schedules.rules
-    local function in_order(rule)
-      local answer = rule.pattern(map)
+    local function in_order(rule, choice)
+      local answer = rule.pattern(map, gang, costs, choice)
       answer.ranks = "start"
       return answer
     end
     if map.chains <= SHORT then return in_order(rules.shortest_first) end
     if is_full(map) then return rules.shift.pattern(map, gang, costs, { stagger = 3 }) end
     local is_long = map.chains > LONG and map.tile_kv == 3 * map.tile_q
-    if is_long or busy_share(map.chains, gang) < MOST then
-      return in_order(rules.longest_first)
+    local half = (map.chains + 1) // 2
+    if busy_share(map.chains, gang) < MOST or is_long and map.group == 1 then
+      return in_order(rules.longest_first, { wave = 0 })
+    elseif map.group > 1 and half <= gang then
+      local answer = in_order(rules.longest_first, { wave = half })
+      answer.together = gang // half
+      return answer
     end
     return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
   end,

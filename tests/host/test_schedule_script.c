@@ -227,8 +227,8 @@ static void test_mistakes(void **state) {
 /* Every field with every wrong kind of value: a plan or a refusal, never an internal error. */
 static void test_any_answer(void **state) {
   (void)state;
-  static const char *const fields[] = {"visits", "start", "ranks",    "times",
-                                       "lanes",  "gang",  "optimize", "colour"};
+  static const char *const fields[] = {"visits", "start",    "ranks",    "times", "lanes",
+                                       "gang",   "optimize", "together", "colour"};
   static const char *const values[] = {
       "nil",
       "true",

@@ -184,25 +184,28 @@ static void test_length_of_by_length(void **state) {
   (void)state;
   static const struct {
     const char *mask, *expected, *other;
-    int tile_kv, chains;
+    int tile_kv, chains, heads; /* a kv head */
   } cases[] = {
-      {"k <= q", "shortest_first", "symmetric_shift", 128, 8},
-      {"k <= q", "longest_first", "symmetric_shift", 128, 9}, /* 5 lanes */
-      {"k <= q", "symmetric_shift", "shortest_first", 128, 16},
-      {"k <= q", "longest_first", "symmetric_shift", 128, 129}, /* 65 lanes */
-      {"k <= q", "symmetric_shift", "longest_first", 128, 128},
-      {"k <= q", "symmetric_shift", "longest_first", 192, 32},
-      {"k <= q", "longest_first", "symmetric_shift", 192, 33},
-      {"k <= q", "symmetric_shift", "longest_first", 64, 128},
-      {NULL, "shortest_first", "shift:stagger=3", 128, 8},
-      {NULL, "shift:stagger=3", "shortest_first", 128, 9},
-      {NULL, "shift:stagger=3", "longest_first", 192, 129},
+      {"k <= q", "shortest_first", "symmetric_shift", 128, 8, 1},
+      {"k <= q", "longest_first", "symmetric_shift", 128, 9, 1}, /* 5 lanes */
+      {"k <= q", "symmetric_shift", "shortest_first", 128, 16, 1},
+      {"k <= q", "longest_first", "symmetric_shift", 128, 129, 1}, /* 65 lanes */
+      {"k <= q", "symmetric_shift", "longest_first", 128, 128, 1},
+      {"k <= q", "symmetric_shift", "longest_first", 192, 32, 1},
+      {"k <= q", "longest_first", "symmetric_shift", 192, 33, 1},
+      {"k <= q", "symmetric_shift", "longest_first", 64, 128, 1},
+      {"k <= q", "longest_first:wave=8", "longest_first", 128, 16, 2},
+      {"k <= q", "longest_first", "longest_first:wave=5", 128, 9, 2},
+      {NULL, "shift:stagger=3", "longest_first", 128, 9, 2},
+      {NULL, "shortest_first", "shift:stagger=3", 128, 8, 1},
+      {NULL, "shift:stagger=3", "shortest_first", 128, 9, 1},
+      {NULL, "shift:stagger=3", "longest_first", 192, 129, 1},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const char *names[] = {"by_length", cases[i].expected, cases[i].other};
     int n = cases[i].tile_kv * cases[i].chains;
     PlanCase at;
-    plan_case_create(&at, "ordered", cases[i].mask, NULL, 2, 1);
+    plan_case_create(&at, "ordered", cases[i].mask, NULL, cases[i].heads, 1);
     at.tiling.tile_kv = cases[i].tile_kv;
     at.request.lengths = (rota_lengths){.batch = 1, .n_q = n, .n_k = n};
     Plan *plans[3];
