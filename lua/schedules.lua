@@ -90,8 +90,8 @@ end
 -- For symmetric_shift: how many of the longest chains have a lane to themselves. Lanes that a pair
 -- shares are half as many as chains; where more would fill the gang, with as many heads side by
 -- side as fit, there are more lanes, which are shorter then. Not where they would be much shorter
--- than the longest chain. These chains climb from their diagonal to the end: the others turn through
--- the rectangle when they come to its tiles, and have just left them.
+-- than the longest chain. These chains climb from their diagonal to the last tile, and come to the
+-- rectangle when the others have left it.
 local function chains_alone(chains, gang)
   local odd, together = chains % 2, gang // math.max((chains + 1) // 2, 1)
   if together == 0 or gang % together > 0 then return odd end
