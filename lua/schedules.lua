@@ -108,21 +108,26 @@ end
 
 -- The visits of a long chain, that turns through the rectangle of tiles `split` to `last`, from
 -- tile `from` on, and then climbs from its diagonal; or, without `from`, of a short one, that
--- descends from `last`. The heads of a group follow one another in each of these parts: where a
--- chain takes one head after another from end to end, chains come to the second at times that their
--- lengths decide, several at once.
+-- descends from `last`. The heads of a group follow one another in each of these parts, so that
+-- chains remain 2 visits apart in the rectangle. In the other parts they drift apart, since one has
+-- 2 tiles more than the next: up or down, whichever keeps them closer together, so that tiles are
+-- still in the L2 when the next chain comes.
 local function lane_visits(group, last, split, from)
   local list = {}
-  local function add(first, final, step, head)
-    list[#list + 1] = { first, final, step, head = head }
+  local function add(first, final, head)
+    list[#list + 1] = { first, final, first <= final and 1 or -1, head = head }
   end
   if not from then
-    for head = 0, group - 1 do add(last, 0, -1, head) end
+    for head = 0, group - 2 do add(0, last, head) end
+    add(last, 0, group - 1)
     return list
   end
-  for head = 0, group - 1 do add(head == 0 and from or split, last, 1, head) end
-  add(split, from - 1, 1, 0)
-  for head = 0, group - 1 do add(0, split - 1, 1, head) end
+  for head = 0, group - 1 do add(head == 0 and from or split, last, head) end
+  if from > split then add(split, from - 1, 0) end
+  if split > 0 then
+    add(0, split - 1, 0)
+    for head = 1, group - 1 do add(split - 1, 0, head) end
+  end
   return list
 end
 
@@ -180,7 +185,7 @@ schedules.rules = {
         gang = long,
         lanes = long <= gang and lane_of or nil,
         visits = function(chain)
-          if chain < alone then return { { 0, last } } end
+          if chain < alone then return { { 0, last, head = "all" } } end
           local from = chain < long
             and split + place_of(options, width, flight, chain - alone) % width
           return lane_visits(map.group, last, split, from)
