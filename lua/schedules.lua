@@ -267,8 +267,30 @@ schedules.rules = {
 -- Up to SHORT chains a sequence ends before a shift's chains have spread out. Where a kv tile is
 -- three query tiles, from more than LONG on there are enough tiles for the longest chains of
 -- several heads first, which leave no worker idle at the end; all heads at once would have to share
--- the L2. The same where less than MOST of a gang would be busy with symmetric_shift.
+-- the L2. The same where less than MOST of a gang would be busy with symmetric_shift, and where so
+-- many heads are side by side that the last of a number of heads, mostly a power of two, would
+-- leave many workers idle.
 local SHORT, LONG, MOST = 8, 32, 0.95
+
+local function fits_lanes(map, gang)
+  local together = gang // ((map.chains + 1) // 2)
+  return busy_share(map.chains, gang) >= MOST and together ~= 3 and together ~= 5
+end
+
+-- Grouped heads under causal masks, whose chains are as many times as long: longest_first, of 4 or
+-- 8 kv heads at once if the longer halves of their chains fill the gang, else of `usual`. Returns
+-- also the wave, where many heads are grouped and two waves are a kv head's chains, or four.
+local function grouped_waves(map, gang, usual)
+  local beside = gang // ((map.chains + 1) // 2)
+  local together = (beside == 4 or beside == 8) and beside or usual
+  local few = math.max(beside, 4)
+  local waves = map.chains * few / gang
+  if map.group > 4 and (few == 4 or few == 8 or few == 16) and waves <= 4
+    and math.min(waves % 2, 2 - waves % 2) <= 0.125 then
+    return few, gang // few
+  end
+  return together, 0
+end
 
 -- Neighbouring chains that end on the same query tile, as {first, last}: under a causal mask within
 -- documents those of one document.
@@ -347,12 +369,12 @@ schedules.rules.by_tiles = {
 
 schedules.rules.by_length = {
   about = "shortest_first for sequences of up to 8 chains; else shift, or for causal masks "
-    .. "symmetric_shift and, where that would leave workers idle, or from 33 chains on where a kv "
-    .. "tile is three query tiles, longest_first",
+    .. "symmetric_shift and, where that would leave workers idle, with grouped heads, or from 33 "
+    .. "chains on where a kv tile is three query tiles, longest_first",
   source = "measured on Hopper kernels, docs/schedules.md",
   assignment = "mixed",
   options = { together = { default = 16, least = 0, most = 1 << 20 } },
-  pattern = function(map, gang, costs)
+  pattern = function(map, gang, costs, options)
     local rules = schedules.rules
     local function in_order(rule, choice)
       local answer = rule.pattern(map, gang, costs, choice)
@@ -361,14 +383,15 @@ schedules.rules.by_length = {
     end
     if map.chains <= SHORT then return in_order(rules.shortest_first) end
     if is_full(map) then return rules.shift.pattern(map, gang, costs, { stagger = 3 }) end
-    local is_long = map.chains > LONG and map.tile_kv == 3 * map.tile_q
-    local half = (map.chains + 1) // 2
-    if busy_share(map.chains, gang) < MOST or is_long and map.group == 1 then
-      return in_order(rules.longest_first, { wave = 0 })
-    elseif map.group > 1 and half <= gang then
-      local answer = in_order(rules.longest_first, { wave = half })
-      answer.together = gang // half
+    if map.group > 1 then
+      local together, wave = grouped_waves(map, gang, options.together)
+      local answer = in_order(rules.longest_first, { wave = wave })
+      answer.together = together > 0 and together or nil
       return answer
+    end
+    local is_long = map.chains > LONG and map.tile_kv == 3 * map.tile_q
+    if is_long or not fits_lanes(map, gang) then
+      return in_order(rules.longest_first, { wave = 0 })
     end
     return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
   end,

@@ -178,28 +178,31 @@ static void test_long_among_short(void **state) {
   plan_case_free(&at);
 }
 
-/* by_length, on 8 workers: other schedules from 9 chains on, under a causal mask by how many
- * workers symmetric_shift keeps busy, and from 33 on where a kv tile is three query tiles. */
+/* by_length: other schedules from 9 chains on, under a causal mask by how many workers
+ * symmetric_shift keeps busy, for grouped heads, and from 33 on where a kv tile is three query
+ * tiles. */
 static void test_length_of_by_length(void **state) {
   (void)state;
   static const struct {
     const char *mask, *expected, *other;
-    int tile_kv, chains, heads; /* a kv head */
+    int tile_kv, chains, heads, workers; /* heads: a kv head's */
   } cases[] = {
-      {"k <= q", "shortest_first", "symmetric_shift", 128, 8, 1},
-      {"k <= q", "longest_first", "symmetric_shift", 128, 9, 1}, /* 5 lanes */
-      {"k <= q", "symmetric_shift", "shortest_first", 128, 16, 1},
-      {"k <= q", "longest_first", "symmetric_shift", 128, 129, 1}, /* 65 lanes */
-      {"k <= q", "symmetric_shift", "longest_first", 128, 128, 1},
-      {"k <= q", "symmetric_shift", "longest_first", 192, 32, 1},
-      {"k <= q", "longest_first", "symmetric_shift", 192, 33, 1},
-      {"k <= q", "symmetric_shift", "longest_first", 64, 128, 1},
-      {"k <= q", "longest_first:wave=8", "longest_first", 128, 16, 2},
-      {"k <= q", "longest_first", "longest_first:wave=5", 128, 9, 2},
-      {NULL, "shift:stagger=3", "longest_first", 128, 9, 2},
-      {NULL, "shortest_first", "shift:stagger=3", 128, 8, 1},
-      {NULL, "shift:stagger=3", "shortest_first", 128, 9, 1},
-      {NULL, "shift:stagger=3", "longest_first", 192, 129, 1},
+      {"k <= q", "shortest_first", "symmetric_shift", 128, 8, 1, 8},
+      {"k <= q", "longest_first", "symmetric_shift", 128, 9, 1, 8}, /* 5 lanes */
+      {"k <= q", "symmetric_shift", "shortest_first", 128, 16, 1, 8},
+      {"k <= q", "longest_first", "symmetric_shift", 128, 129, 1, 8}, /* 65 lanes */
+      {"k <= q", "symmetric_shift", "longest_first", 128, 128, 1, 8},
+      {"k <= q", "symmetric_shift", "longest_first", 192, 32, 1, 8},
+      {"k <= q", "longest_first", "symmetric_shift", 192, 33, 1, 8},
+      {"k <= q", "symmetric_shift", "longest_first", 64, 128, 1, 8},
+      {"k <= q", "longest_first", "symmetric_shift", 128, 16, 2, 8},
+      {"k <= q", "longest_first", "longest_first:wave=8", 128, 16, 4, 132},
+      {"k <= q", "longest_first:wave=8", "longest_first", 128, 16, 8, 132},
+      {"k <= q", "longest_first", "longest_first:wave=10", 128, 20, 8, 132},
+      {NULL, "shift:stagger=3", "longest_first", 128, 9, 2, 8},
+      {NULL, "shortest_first", "shift:stagger=3", 128, 8, 1, 8},
+      {NULL, "shift:stagger=3", "shortest_first", 128, 9, 1, 8},
+      {NULL, "shift:stagger=3", "longest_first", 192, 129, 1, 8},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const char *names[] = {"by_length", cases[i].expected, cases[i].other};
@@ -210,7 +213,7 @@ static void test_length_of_by_length(void **state) {
     at.request.lengths = (rota_lengths){.batch = 1, .n_q = n, .n_k = n};
     Plan *plans[3];
     for (int name = 0; name < 3; name++) {
-      assert_int_equal(choose(&at, names[name], 8), ROTA_OK);
+      assert_int_equal(choose(&at, names[name], cases[i].workers), ROTA_OK);
       plans[name] = plan_case_good(&at);
     }
     const char *found = plans[0]->pattern_digest.hex;
