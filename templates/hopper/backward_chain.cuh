@@ -22,6 +22,8 @@ constexpr int kScores = kTileQ / 2;   // accumulators of S^T and dP^T a thread
 constexpr int kBlocksQ = kTileQ / 16; // k steps of dV and dK
 constexpr int kStepsK = kPaddedK / 16, kStepsV = kPaddedV / 16; // of S^T and of dP^T
 constexpr int kBarrierConsumers = 1;                            // named
+// How tiles are described: used along rows, or across rows in boxes of so many.
+constexpr int kAlong = 16, kAcrossQ = kTileQ * kBoxPitch, kAcrossKv = kTileKv * kBoxPitch;
 
 // LSE as the exponent of a power of two; +inf where a row has no key: P is 0 there.
 ROTA_DEVICE float score_factor(const RotaArguments &arguments) {
@@ -65,8 +67,7 @@ ROTA_DEVICE void multiply_dq(float (&d)[kDqColumns / 2], Descriptor a, Descripto
 // LSE or delta of this lane's columns of S^T: 8 i + 2 t, + 1.
 struct RowValues {
   unsigned rows;
-  ROTA_DEVICE explicit RowValues(unsigned place)
-      : rows(place + 8u * (unsigned)(lane_index() % 4)) {}
+  ROTA_DEVICE RowValues(unsigned place, int lane) : rows(place + 8u * ((unsigned)lane % 4)) {}
   template <int kFrom, int kTo> ROTA_DEVICE void get(float (&values)[kScores / 2]) const {
 #pragma unroll
     for (int i = kFrom; i < kTo; i++) {
@@ -84,8 +85,21 @@ constexpr int kPairs = kTileQ / 8, kPairsAhead = kRowsAhead / 2;
 // What a visit needs beside its tiles. Loads from shared memory that are issued behind products
 // wait for them, so it is fetched in the shadow of the visit before, if it is there by then.
 struct Fetched {
+  // VisitRecord's flags: the word, where registers are scarcest; by two warpgroups a bool each,
+  // since with the word they spill.
+  static constexpr bool kInWord = kConsumerGroups == 3;
+  unsigned flags;
+  bool is_partial, is_tail, is_bounded;
   bool is_there;
-  bool partial, tail, bounded; // VisitRecord's flags
+  ROTA_DEVICE bool partial() const {
+    return kInWord ? (flags & VisitRecord::kPartial) != 0 : is_partial;
+  }
+  ROTA_DEVICE bool tail() const {
+    return kInWord ? (flags & VisitRecord::kTail) != 0 : is_tail;
+  }
+  ROTA_DEVICE bool bounded() const {
+    return kInWord ? (flags & VisitRecord::kBounded) != 0 : is_bounded;
+  }
   float lse[kScores / 2];
 };
 
@@ -102,15 +116,28 @@ struct Consumer {
   bool has_bad_keys;
   bool is_beyond;  // all of the warpgroup's keys are beyond the sequence's end
   Fetched fetched; // of the stage's visit
+  // The lane. The assembler reads it anew for each use, which takes as long as a load, unless it
+  // comes out of a shuffle: where a register is left.
+  static constexpr bool kKeepsLane = kConsumerGroups == 3 && !kHasScore;
+  int lane = 0;
 
   ROTA_DEVICE unsigned tile(int place, int bytes, int number) const {
     return shared + (unsigned)(place + number * bytes);
   }
+  // The descriptor of a tile, `more` bytes further. Of addresses in units of 16 bytes, so that it
+  // takes an addition or two: products wait for it.
+  ROTA_DEVICE Descriptor describe_tile(int place, int bytes, int number, int leading,
+                                       int more = 0) const {
+    return describe_shifted((shared >> 4) + (unsigned)(place >> 4) +
+                                (unsigned)(number * (bytes >> 4) + (more >> 4)),
+                            leading);
+  }
+  ROTA_DEVICE int row_lane() const { return kKeepsLane ? hidden(lane) : lane; } // as spills least
   ROTA_DEVICE int slot() const { return chain_number % kSlots; }
   ROTA_DEVICE int chain_parity() const { return chain_number / kSlots & 1; }
   ROTA_DEVICE unsigned tile_k() const { return tile(kSharedK, kKBytes, slot()); }
   ROTA_DEVICE void arrive(unsigned barrier) const {
-    if (hidden(lane_index()) == 0)
+    if (hidden(lane) == 0)
       barrier_arrive(barrier);
   }
   ROTA_DEVICE void sync() const { named_barrier_sync(kBarrierConsumers, kConsumerThreads); }
@@ -165,7 +192,7 @@ struct Consumer {
       any |= load_shared_word(bits + 4u * (unsigned)i);
     if (any == 0)
       return;
-    const int key = kKeys * group + 16 * warp + hidden(lane_index()) / 4;
+    const int key = kKeys * group + 16 * warp + hidden(lane) / 4;
     const unsigned word = load_shared_word(bits + 4u * (unsigned)(key / 32)) >> key % 32;
     bad_keys = (word & 1u) | (word >> 7 & 2u) | kAny;
     for (int i = thread; i < kTileKv * kPaddedK / 64; i += kConsumerThreads) {
@@ -183,7 +210,7 @@ struct Consumer {
 
   ROTA_DEVICE Position position(const RotaSequence &sequence, int kv_tile, const VisitRecord &visit,
                                 int bit) const {
-    const int lane = hidden(lane_index());
+    const int lane = hidden(this->lane);
     const int q = visit.q_tile * kTileQ + 2 * (lane % 4) + bit / 4 * 8 + bit % 2;
     const int key = kv_tile * kTileKv + kKeys * group + 16 * warp + lane / 4 + bit % 4 / 2 * 8;
     return {q, key, visit.head, sequence.batch, sequence.n_q, sequence.n_k};
@@ -235,11 +262,11 @@ struct Consumer {
     return 1u << (i % 4 / 2 * kLaneQueries + i / 4 * 2 + i % 2);
   }
   ROTA_DEVICE bool is_masked() const {
-    return fetched.partial || has_bad_keys;
+    return fetched.partial() || has_bad_keys;
   }
   // Bounds of keys or queries tell what the mask allows in the visit's tile.
   ROTA_DEVICE bool is_bounded() const {
-    return kMaskIsInterval || (kMaskIsBounded && fetched.bounded);
+    return kMaskIsInterval || (kMaskIsBounded && fetched.bounded());
   }
   ROTA_DEVICE bool is_bounded_by_query() const {
     return kMaskIsByQuery && is_bounded();
@@ -290,7 +317,7 @@ struct Consumer {
   // Where the rest of the mask compares a number of the query's with one of the key's: each lane
   // finds those of two queries and two keys.
   ROTA_DEVICE unsigned match_numbers(const ChainWords &chain, const VisitRecord &visit) const {
-    const int lane = hidden(lane_index());
+    const int lane = hidden(this->lane);
     int of_key[2], of_query[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -387,10 +414,10 @@ struct Consumer {
 
   // dS [q][k] from the fragments of dS^T: box `group`, 16 keys of the warp.
   ROTA_DEVICE void store_ds(unsigned to, const unsigned (&ds)[kBlocksQ][4]) const {
-    const int lane = hidden(lane_index());
-    const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+    const unsigned lane = (unsigned)hidden(this->lane);
+    const unsigned row = lane / 16 * 8 + lane % 8, chunk = 2u * (unsigned)warp + lane / 8 % 2;
     const unsigned at =
-        to + (unsigned)(group * kTileQ * kBoxPitch + row * kBoxPitch + (chunk ^ lane % 8) * 16);
+        to + (unsigned)(group * kTileQ * kBoxPitch) + row * kBoxPitch + (chunk ^ lane % 8) * 16;
 #pragma unroll
     for (int block = 0; block < kBlocksQ; block++)
       store_matrices_transposed(at + (unsigned)(block * 16 * kBoxPitch), ds[block]);
@@ -400,10 +427,10 @@ struct Consumer {
 
   // A dQ partial in the order of its fragments, for the writer to add; or, by the last to
   // contribute, added to the sum that lies there, scaled and rounded, as boxes.
-  ROTA_DEVICE void stage_dq(float (&dq)[kDqColumns / 2], const Turn &turn, const ChainWords &chain,
-                            unsigned buffer) const {
-    const unsigned block = buffer + (unsigned)(warp * kBlockBytes + 16 * hidden(lane_index()));
-    if (turn.kind == Turn::kFinished) {
+  ROTA_DEVICE void stage_dq(float (&dq)[kDqColumns / 2], bool is_finished, const Turn &turn,
+                            const ChainWords &chain, unsigned buffer) const {
+    const unsigned block = buffer + (unsigned)(warp * kBlockBytes + 16 * hidden(lane));
+    if (is_finished) {
       if (turn.rank > 0)
         add_sum(dq, block);
       const RotaSequence &sequence = chain.sequence;
@@ -433,7 +460,7 @@ struct Consumer {
     __syncwarp(); // all have read what boxes overwrite
   }
   ROTA_DEVICE void round_dq(const float (&dq)[kDqColumns / 2], unsigned buffer, int left) const {
-    const int lane = hidden(lane_index()), row = 16 * warp + lane / 4;
+    const int lane = hidden(this->lane), row = 16 * warp + lane / 4;
     const unsigned to = buffer + (unsigned)(warp * kBlockBytes + lane % 16 * kBoxPitch);
 #pragma unroll
     for (int i = 0; i < kDqFragments; i += 2) {
@@ -452,7 +479,7 @@ struct Consumer {
   template <int kColumns>
   ROTA_DEVICE void stage_gradient(const float (&d)[kColumns / 2], float scale,
                                   const ChainWords &chain, unsigned tile) const {
-    const int left = chain.sequence.n_k - chain.kv_tile * kTileKv, lane = hidden(lane_index());
+    const int left = chain.sequence.n_k - chain.kv_tile * kTileKv, lane = hidden(this->lane);
     const int first = kKeys * group + 16 * warp, row = first + lane % 16, chunk = lane / 16;
     const bool first_used = first + lane / 4 < left, second_used = first + lane / 4 + 8 < left;
     const unsigned to = tile + (unsigned)(row * kBoxPitch);
@@ -484,17 +511,25 @@ struct Consumer {
 
   // ---- A visit ----
 
+  // With three warpgroups whether the next Q is there and a staging buffer is free is asked before
+  // fences and waits that need not be over: 1.5 to 2 % faster; with two it is slower as often.
+  static constexpr bool kAsksFirst = kConsumerGroups == 3;
+
   // Of the stage's visit, whose Q has come.
   ROTA_DEVICE void fetch() {
     const unsigned flags = load_shared_word(record_of(ring.stage));
-    fetched.partial = __any_sync(kAllLanes, (flags & VisitRecord::kPartial) != 0);
-    fetched.tail = __any_sync(kAllLanes, (flags & VisitRecord::kTail) != 0);
-    if constexpr (kMaskIsBounded && !kMaskIsInterval)
-      fetched.bounded = __any_sync(kAllLanes, (flags & VisitRecord::kBounded) != 0);
+    if constexpr (Fetched::kInWord) {
+      fetched.flags = (unsigned)uniform((int)flags);
+    } else {
+      fetched.is_partial = __any_sync(kAllLanes, (flags & VisitRecord::kPartial) != 0);
+      fetched.is_tail = __any_sync(kAllLanes, (flags & VisitRecord::kTail) != 0);
+      if constexpr (kMaskIsBounded && !kMaskIsInterval)
+        fetched.is_bounded = __any_sync(kAllLanes, (flags & VisitRecord::kBounded) != 0);
+    }
     lse_of().template get<0, kPairsAhead>(fetched.lse);
   }
   ROTA_DEVICE RowValues lse_of() const {
-    return RowValues(tile(kSharedLse, kRowBytes, ring.stage));
+    return RowValues(tile(kSharedLse, kRowBytes, ring.stage), row_lane());
   }
   ROTA_DEVICE unsigned record_of(int stage) const {
     return shared + (unsigned)(kSharedVisit + kVisitBytes * stage);
@@ -503,28 +538,34 @@ struct Consumer {
     return *reinterpret_cast<const VisitRecord *>(dynamic_shared() + kSharedVisit +
                                                   kVisitBytes * ring.stage);
   }
-  // S^T and half of dP^T, under way; S^T is the older.
+  // Products wait to be issued until those before them run: all of dP^T behind S^T would hold up
+  // the exponentials. With two warpgroups its first half follows S^T, the other comes when half of
+  // the exponentials are under way; with three, where others multiply meanwhile, all of it does.
+  static constexpr int kStepsAtOnce = kConsumerGroups == 3 ? 0 : kStepsV / 2;
+
+  // S^T and kStepsAtOnce steps of dP^T, under way; S^T is the older.
   ROTA_DEVICE void begin_products(bool first, bool do_is_there, float (&s)[kScores],
                                   float (&dp)[kScores]) const {
     const int stage = ring.stage;
     wgmma_fence();
-    multiply_along<0, kStepsK>(s, describe_along(tile_k() + own_keys()),
-                               describe_along(tile(kSharedQ, kQBytes, stage)));
+    multiply_along<0, kStepsK>(s, describe_tile(kSharedK, kKBytes, slot(), kAlong, own_keys()),
+                               describe_tile(kSharedQ, kQBytes, stage, kAlong));
     wgmma_commit();
     if (first)
       barrier_wait_phase(barriers.full_v(), chain_number & 1);
     if (!do_is_there)
       barrier_wait_phase(barriers.full_do(stage), ring.parity);
-    multiply_dp<0, kStepsV / 2>(dp);
+    if constexpr (kStepsAtOnce > 0)
+      multiply_dp<0, kStepsAtOnce>(dp);
   }
   template <int kFrom, int kTo> ROTA_DEVICE void multiply_dp(float (&dp)[kScores]) const {
     wgmma_fence();
-    multiply_along<kFrom, kTo>(dp, describe_along(shared + kSharedV + own_keys()),
-                               describe_along(tile(kSharedDo, kDoBytes, ring.stage)));
+    multiply_along<kFrom, kTo>(dp, describe_tile(kSharedV, 0, 0, kAlong, own_keys()),
+                               describe_tile(kSharedDo, kDoBytes, ring.stage, kAlong));
     wgmma_commit();
   }
-  ROTA_DEVICE unsigned own_keys() const {
-    return (unsigned)(group * kKeys * kBoxPitch);
+  ROTA_DEVICE int own_keys() const {
+    return group * kKeys * kBoxPitch;
   }
   // Whether no query of a partial visit may attend to one of the warpgroup's keys, found where the
   // mask allows a range of keys.
@@ -535,7 +576,7 @@ struct Consumer {
     bool any = false;
 #pragma unroll
     for (int i = 0; i < kTileQ / kWarp; i++) {
-      Position at = {visit.q_tile * kTileQ + kWarp * i + hidden(lane_index()),
+      Position at = {visit.q_tile * kTileQ + kWarp * i + hidden(lane),
                      first,
                      visit.head,
                      sequence.batch,
@@ -556,24 +597,23 @@ struct Consumer {
     const bool masked = is_masked();
     if (kFindsBits && masked && is_bounded_by_query() && !finds_again())
       allowed = find_bounded(chain, visit());
-    if (__builtin_expect(fetched.tail, false)) {
+    if (__builtin_expect(fetched.tail(), false)) {
       wgmma_wait<0>();
       clear_queries(visit().rows);
     }
-    wgmma_wait<1>();
+    wgmma_wait<kStepsAtOnce == 0 ? 0 : 1>();
     wgmma_touch(s);
-    // Products wait to be issued until those before them run, so all of dP^T at once would hold up
-    // the exponentials.
     probabilities<0, kPairs / 2>(chain, visit(), s, p);
     wgmma_touch(s);
-    multiply_dp<kStepsV / 2, kStepsV>(dp);
+    multiply_dp<kStepsAtOnce, kStepsV>(dp);
     probabilities<kPairs / 2, kPairs>(chain, visit(), s, p);
     if (!kFindsBits && __builtin_expect(masked, false))
       clear_missing(chain, visit(), s, p);
     if (kFindsBits && __builtin_expect(masked, false))
       mask_probabilities(finds_again() ? find_bounded(chain, visit()) : allowed, s, p);
     float delta[kScores / 2];
-    RowValues(tile(kSharedDelta, kRowBytes, ring.stage)).template get<0, kPairs>(delta);
+    RowValues(tile(kSharedDelta, kRowBytes, ring.stage), row_lane())
+        .template get<0, kPairs>(delta);
     wgmma_wait<0>();
     wgmma_touch(dp);
     if (last)
@@ -596,7 +636,7 @@ struct Consumer {
       fetch();
     }
     const bool idle =
-        is_beyond || (fetched.partial && is_bounded() && uniform(is_idle(chain, visit())));
+        is_beyond || (fetched.partial() && is_bounded() && uniform(is_idle(chain, visit())));
     if (!idle) {
       float s[kScores], dp[kScores];
       unsigned allowed = ~0u; // in a loop, so before products are under way
@@ -614,26 +654,28 @@ struct Consumer {
     if constexpr (kExact) {
       unsigned scaled[kBlocksQ][4];
       scale_scores(scaled, ds, tile(kSharedFactor, kFactorBytes, stage));
-      store_ds(tile(kSharedDs, kDsBytes, visit_number % 2), scaled);
+      store_ds(tile(kSharedDs, kDsBytes, visit_number & 1), scaled);
     } else {
-      store_ds(tile(kSharedDs, kDsBytes, visit_number % 2), ds);
+      store_ds(tile(kSharedDs, kDsBytes, visit_number & 1), ds);
     }
     if (!idle) {
       wgmma_fence();
       accumulate_gradient<kPaddedV>(dv, p,
-                                    describe_across(tile(kSharedDo, kDoBytes, stage), kTileQ));
+                                    describe_tile(kSharedDo, kDoBytes, stage, kAcrossQ));
       accumulate_gradient<kPaddedK>(dk, ds,
-                                    describe_across(tile(kSharedQ, kQBytes, stage), kTileQ));
+                                    describe_tile(kSharedQ, kQBytes, stage, kAcrossQ));
       wgmma_commit();
     }
-    fence_shared_for_engines();
-    __syncwarp();
-    arrive(barriers.exchanged(visit_number % 2));
+    if constexpr (!kAsksFirst)
+      publish_ds();
     ring.advance();
+    const bool is_there = barrier_is_over(barriers.full_q(ring.stage), ring.parity);
     fetched.is_there =
-        __any_sync(kAllLanes, barrier_is_over(barriers.full_q(ring.stage), ring.parity));
+        Fetched::kInWord ? uniform(is_there) != 0 : __any_sync(kAllLanes, is_there);
     if (fetched.is_there)
       fetch();
+    if constexpr (kAsksFirst)
+      publish_ds();
     wgmma_wait<0>();
     wgmma_touch(dv);
     wgmma_touch(dk);
@@ -643,13 +685,19 @@ struct Consumer {
       run_dq(chain, stage);
     visit_number++;
   }
+  // Others may multiply the visit's dS.
+  ROTA_DEVICE void publish_ds() const {
+    fence_shared_for_engines();
+    __syncwarp();
+    arrive(barriers.exchanged(visit_number & 1));
+  }
   // An idle warpgroup's part.
   ROTA_DEVICE void wait_visit(bool last) const {
     barrier_wait_phase(barriers.full_v(), chain_number & 1);
     barrier_wait_phase(barriers.full_do(ring.stage), ring.parity);
     if (last)
       arrive(barriers.empty_v());
-    if (fetched.tail)
+    if (fetched.tail())
       clear_queries(visit().rows);
   }
   // Until that visit's dQ has been made; also where there is no such visit.
@@ -665,26 +713,34 @@ struct Consumer {
   ROTA_DEVICE void run_dq(const ChainWords &chain, int next) const {
     if (group != (next == 0 ? kStagesQ : next) - 1)
       return;
-    const int visit = visit_number - 1, exchange = visit % 2;
-    const int turn_number = visit + chain_number, buffer = turn_number % 2;
+    const int visit = visit_number - 1, exchange = visit & 1;
+    const int turn_number = visit + chain_number, buffer = turn_number & 1;
+    static_assert((kTurnSlots & (kTurnSlots - 1)) == 0, "a power of two");
+    const int turn_slot = turn_number & (kTurnSlots - 1);
     float dq[kDqColumns / 2];
-    barrier_wait_phase(barriers.exchanged(exchange), visit / 2 & 1);
+    barrier_wait_phase(barriers.exchanged(exchange), visit >> 1 & 1);
     wgmma_fence();
-    multiply_dq(dq, describe_along(tile(kSharedDs, kDsBytes, exchange)),
-                describe_across(tile_k(), kTileKv));
+    multiply_dq(dq, describe_tile(kSharedDs, kDsBytes, exchange, kAlong),
+                describe_tile(kSharedK, kKBytes, slot(), kAcrossKv));
     wgmma_commit();
-    barrier_wait_phase(barriers.recorded(turn_number % kTurnSlots), turn_number / kTurnSlots & 1);
-    const Turn &turn = turn_of(turn_number);
+    barrier_wait_phase(barriers.recorded(turn_slot), (int)((unsigned)turn_number / kTurnSlots & 1));
+    const Turn &turn = turn_of(turn_slot);
+    bool is_finished = kAsksFirst && turn.kind == Turn::kFinished;
+    bool is_free =
+        kAsksFirst && barrier_is_over(barriers.unstaged(buffer), turn_number >> 1 & 1);
     wgmma_wait<0>();
     wgmma_touch(dq);
     arrive(barriers.used(exchange));
     if constexpr (kExact)
       make_fixed(dq, turn, chain);
-    barrier_wait_phase(barriers.unstaged(buffer), turn_number / 2 & 1);
-    stage_dq(dq, turn, chain, tile(kSharedStaging, kStagingBytes, buffer));
+    while (!is_free)
+      is_free = barrier_test(barriers.unstaged(buffer), turn_number >> 1 & 1);
+    if constexpr (!kAsksFirst)
+      is_finished = turn.kind == Turn::kFinished;
+    stage_dq(dq, is_finished, turn, chain, tile(kSharedStaging, kStagingBytes, buffer));
     fence_shared_for_engines();
     __syncwarp();
-    if (hidden(lane_index()) == 0)
+    if (hidden(lane) == 0)
       barrier_arrive_times(barriers.staged(buffer), kConsumerGroups);
   }
 
@@ -701,10 +757,13 @@ struct Consumer {
     }
     if (kHasMask)
       remove_bad_keys();
-    has_bad_keys = __any_sync(kAllLanes, bad_keys != 0);
+    has_bad_keys = kHasMask && __any_sync(kAllLanes, bad_keys != 0);
   }
   ROTA_DEVICE void run_chain(int number) {
     chain_number = number;
+    lane = lane_index();
+    if (kKeepsLane)
+      lane = __shfl_sync(kAllLanes, lane, lane);
     float dk[kPaddedK / 2], dv[kPaddedV / 2];
 #pragma unroll
     for (int i = 0; i < kPaddedK / 2; i++)

@@ -30,6 +30,11 @@ ROTA_DEVICE Descriptor describe(unsigned shared, int leading, int stride) {
   return kSwizzle128 | (Descriptor)(stride >> 4) << 32 | (Descriptor)(leading >> 4) << 16 |
          ((shared & 0x3ffff) >> 4);
 }
+// The same of an address shifted to the right by 4.
+ROTA_DEVICE Descriptor describe_shifted(unsigned shared, int leading) {
+  constexpr Descriptor kHigh = 1ull << 62 | (Descriptor)(1024 >> 4) << 32;
+  return kHigh | (shared + (unsigned)(leading >> 4 << 16));
+}
 // A tile used along its rows: groups of 8 rows are 1024 bytes apart.
 ROTA_DEVICE Descriptor describe_along(unsigned shared) {
   return describe(shared, 16, 1024);
