@@ -116,8 +116,7 @@ struct Consumer {
   bool has_bad_keys;
   bool is_beyond;  // all of the warpgroup's keys are beyond the sequence's end
   Fetched fetched; // of the stage's visit
-  // The lane. The assembler reads it anew for each use, which takes as long as a load, unless it
-  // comes out of a shuffle: where a register is left.
+  // Out of a shuffle, where a register is left: else it is read anew, slowly, for each use.
   static constexpr bool kKeepsLane = kConsumerGroups == 3 && !kHasScore;
   int lane = 0;
 
@@ -511,9 +510,10 @@ struct Consumer {
 
   // ---- A visit ----
 
-  // With three warpgroups whether the next Q is there and a staging buffer is free is asked before
-  // fences and waits that need not be over: 1.5 to 2 % faster; with two it is slower as often.
-  static constexpr bool kAsksFirst = kConsumerGroups == 3;
+  // Whether the next Q is there is asked before dS is published, and whether a staging buffer is
+  // free before dQ is waited for, where that was measured to be faster.
+  static constexpr bool kPublishesLate = kConsumerGroups == 3;
+  static constexpr bool kAsksEarly = kConsumerGroups == 3 || !kHasMask;
 
   // Of the stage's visit, whose Q has come.
   ROTA_DEVICE void fetch() {
@@ -666,7 +666,7 @@ struct Consumer {
                                     describe_tile(kSharedQ, kQBytes, stage, kAcrossQ));
       wgmma_commit();
     }
-    if constexpr (!kAsksFirst)
+    if constexpr (!kPublishesLate)
       publish_ds();
     ring.advance();
     const bool is_there = barrier_is_over(barriers.full_q(ring.stage), ring.parity);
@@ -674,7 +674,7 @@ struct Consumer {
         Fetched::kInWord ? uniform(is_there) != 0 : __any_sync(kAllLanes, is_there);
     if (fetched.is_there)
       fetch();
-    if constexpr (kAsksFirst)
+    if constexpr (kPublishesLate)
       publish_ds();
     wgmma_wait<0>();
     wgmma_touch(dv);
@@ -725,9 +725,9 @@ struct Consumer {
     wgmma_commit();
     barrier_wait_phase(barriers.recorded(turn_slot), (int)((unsigned)turn_number / kTurnSlots & 1));
     const Turn &turn = turn_of(turn_slot);
-    bool is_finished = kAsksFirst && turn.kind == Turn::kFinished;
+    bool is_finished = kAsksEarly && turn.kind == Turn::kFinished;
     bool is_free =
-        kAsksFirst && barrier_is_over(barriers.unstaged(buffer), turn_number >> 1 & 1);
+        kAsksEarly && barrier_is_over(barriers.unstaged(buffer), turn_number >> 1 & 1);
     wgmma_wait<0>();
     wgmma_touch(dq);
     arrive(barriers.used(exchange));
@@ -735,7 +735,7 @@ struct Consumer {
       make_fixed(dq, turn, chain);
     while (!is_free)
       is_free = barrier_test(barriers.unstaged(buffer), turn_number >> 1 & 1);
-    if constexpr (!kAsksFirst)
+    if constexpr (!kAsksEarly)
       is_finished = turn.kind == Turn::kFinished;
     stage_dq(dq, is_finished, turn, chain, tile(kSharedStaging, kStagingBytes, buffer));
     fence_shared_for_engines();
