@@ -235,10 +235,9 @@ static int64_t item_ticks(const AssignRequest *request, RotaItem item) {
   return costs->start + visits_of(request, item) * visit;
 }
 
-/* The pair's lanes, longest first, to the least busy workers, each to another: so the lanes of a
- * pair run at once, and pairs follow one another in the same order everywhere. */
-static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem *items,
-                      int64_t begin, int64_t end, int32_t *worker) {
+/* The lanes of the pair of items [begin, end), longest first, into state->lanes; how many. */
+static int32_t sort_lanes(const AssignRequest *request, Lanes *state, const RotaItem *items,
+                          int64_t begin, int64_t end) {
   const Pattern *pattern = pattern_of(request, items[begin]);
   int32_t lanes = pattern->lanes < state->workers ? pattern->lanes : state->workers;
   for (int32_t lane = 0; lane < lanes; lane++)
@@ -249,6 +248,32 @@ static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem
       state->lanes[lane].time += item_ticks(request, items[i]);
   }
   qsort(state->lanes, (size_t)lanes, sizeof(HeapEntry), compare_most);
+  return lanes;
+}
+
+/* Lanes of one pair that start at different times wait for each other. Where all pairs have as many
+ * lanes, of unequal lengths, workers that are left over would always be the least busy, take some
+ * lanes of the next pair early and so upset all that follow: they get none. Equal lanes keep step
+ * even so. */
+static int32_t workers_in_step(const AssignRequest *request, Lanes *state, const RotaItem *items) {
+  int32_t common = 0;
+  bool equal = true;
+  for (int64_t begin = 0, end; begin < request->item_count; begin = end) {
+    end = pair_end(request, items, begin);
+    int32_t lanes = sort_lanes(request, state, items, begin, end);
+    if (lanes < 1 || (common > 0 && lanes != common))
+      return state->workers;
+    common = lanes;
+    equal = equal && state->lanes[0].time == state->lanes[lanes - 1].time;
+  }
+  return equal ? state->workers : state->workers / common * common;
+}
+
+/* The pair's lanes, longest first, to the least busy workers, each to another: so the lanes of a
+ * pair run at once, and pairs follow one another in the same order everywhere. */
+static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem *items,
+                      int64_t begin, int64_t end, int32_t *worker) {
+  int32_t lanes = sort_lanes(request, state, items, begin, end);
   int32_t left = state->workers;
   for (int32_t i = 0; i < lanes; i++) { /* off the heap, so that none is taken twice */
     state->taken[i] = state->heap[0];
@@ -283,6 +308,8 @@ static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int
       state.heap[w].index = w;
     status = deal_in_order(request, items, others, state.heap, workers, worker);
   }
+  if (status == ROTA_OK && others == 0 && request->item_count > 0)
+    state.workers = workers_in_step(request, &state, items);
   if (status == ROTA_OK) {
     for (int64_t begin = others, end; begin < request->item_count; begin = end) {
       end = pair_end(request, items, begin);
