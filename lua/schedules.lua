@@ -87,23 +87,50 @@ local function is_full(map)
   return true
 end
 
--- For symmetric_shift: how many of the longest chains have a lane to themselves. Lanes that a pair
--- shares are half as many as chains; where more would fill the gang, with as many heads side by
--- side as fit, there are more lanes, which are shorter then. Not where they would be much shorter
--- than the longest chain. These chains climb from their diagonal to the last tile, and come to the
--- rectangle when the others have left it.
-local function chains_alone(chains, gang)
-  local odd, together = chains % 2, gang // math.max((chains + 1) // 2, 1)
-  if together == 0 or gang % together > 0 then return odd end
-  local alone = 2 * (gang // together) - chains
-  return 10 * alone <= chains and alone or odd
+-- How many lanes a head has under symmetric_shift, with `beside` heads side by side; 0: as many
+-- as fit if each lane has one pair of chains. Where more lanes would fill the gang, there are more,
+-- and the longest chains have some to themselves; not where these lanes would be much longer.
+local function lane_count(chains, gang, beside)
+  local half = math.max((chains + 1) // 2, 1)
+  if beside > 0 then return math.max(1, math.min(gang // beside, half)) end
+  local together = gang // half
+  if together == 0 then return gang end
+  local lanes = gang // together
+  local fills = gang % together == 0 and 10 * (2 * lanes - chains) <= chains
+  return fills and lanes or half
 end
 
--- The part of the gang that symmetric_shift keeps busy, as many heads side by side as fit.
-local function busy_share(chains, gang)
-  local lanes = (chains + chains_alone(chains, gang) + 1) // 2
-  if lanes > gang then return lanes / gang / ((lanes + gang - 1) // gang) end
-  return gang // lanes * lanes / gang
+-- Chains of symmetric_shift by the length, in blocks of two for each lane. The block of a chain:
+-- its first chain and size, how many chains have a lane to themselves, how many are long, and the
+-- first tile that all long ones have. The last block may be smaller, even with no short chains.
+local function block_of(map, chain, lanes)
+  local begin = chain // (2 * lanes) * 2 * lanes
+  local size = math.min(2 * lanes, map.chains - begin)
+  local alone = size > lanes and 2 * lanes - size or 0
+  local long = math.min(size, lanes)
+  local split = map.first(begin + math.min(long, size - 1)) or 0
+  return {
+    begin = begin, size = size, alone = alone, long = long,
+    split = math.max(0, math.min(split, map.q_tiles - 1)),
+  }
+end
+
+-- The part of the gang that symmetric_shift keeps busy: by the longest lane.
+local function busy_share(map, gang, costs, beside)
+  local lanes = lane_count(map.chains, gang, beside)
+  local start = costs.start / math.max(costs.visit, 1e-9)
+  local loads, sum, most = {}, 0, 0
+  for chain = 0, map.chains - 1 do
+    local count = map.count(chain)
+    if count > 0 then
+      local block = block_of(map, chain, lanes)
+      local i = chain - block.begin
+      local lane = i < block.long and i or block.size + block.alone - 1 - i
+      loads[lane] = (loads[lane] or 0) + count + start
+      sum, most = sum + count + start, math.max(most, loads[lane])
+    end
+  end
+  return sum / (gang / math.max(gang // lanes, 1) * most)
 end
 
 -- The visits of a long chain, that turns through the rectangle of tiles `split` to `last`, from
@@ -168,26 +195,26 @@ schedules.rules = {
     about = "the longest chain and the shortest share a lane, so all lanes are equally long; "
       .. "long chains turn through the tiles that all of them have, then climb to their diagonal, "
       .. "short ones descend. Where workers would be left over, the longest chains have lanes of "
-      .. "their own",
+      .. "their own. With `beside` heads side by side lanes may have several such pairs",
     source = "DASH, arXiv 2601.21824: optimal for causal masks; lanes for all workers: Rota",
-    options = { stagger = stagger },
+    options = { stagger = stagger, beside = { default = 0, least = 0, most = 1 << 20 } },
     pattern = function(map, gang, _, options)
-      local chains, last = map.chains, map.q_tiles - 1
-      local alone = chains_alone(chains, gang)
-      local long = alone + (chains - alone + 1) // 2
-      local flight = math.min(long, gang) - alone
-      -- Where the first short chain begins, the rectangle of the long ones does too.
-      local split = long < chains and map.first(long) or 0
-      split = math.max(0, math.min(split or 0, last))
-      local width = math.max(last - split + 1, 1)
-      local function lane_of(chain) return chain < long and chain or chains + alone - 1 - chain end
+      local last, lanes = map.q_tiles - 1, lane_count(map.chains, gang, options.beside)
       return {
-        gang = long,
-        lanes = long <= gang and lane_of or nil,
+        gang = lanes,
+        lanes = function(chain)
+          local block = block_of(map, chain, lanes)
+          local i = chain - block.begin
+          return i < block.long and i or block.size + block.alone - 1 - i
+        end,
         visits = function(chain)
-          if chain < alone then return { { 0, last, head = "all" } } end
-          local from = chain < long
-            and split + place_of(options, width, flight, chain - alone) % width
+          local block = block_of(map, chain, lanes)
+          local i, split, from = chain - block.begin, block.split, nil
+          if i < block.alone then return { { 0, last, head = "all" } } end
+          if i < block.long then
+            local width, flight = math.max(last - split + 1, 1), block.long - block.alone
+            from = split + place_of(options, width, flight, i - block.alone) % width
+          end
           return lane_visits(map.group, last, split, from)
         end,
       }
@@ -251,7 +278,8 @@ schedules.rules = {
     options = { iterations = { default = 0, least = 0, most = 4096 } },
     pattern = function(map, gang, costs, options)
       if is_staircase(map) then
-        return schedules.rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
+        local choice = { stagger = 2, beside = 0 }
+        return schedules.rules.symmetric_shift.pattern(map, gang, costs, choice)
       end
       local iterations = options.iterations
       if iterations == 0 then
@@ -267,14 +295,24 @@ schedules.rules = {
 -- Up to SHORT chains a sequence ends before a shift's chains have spread out. Where a kv tile is
 -- three query tiles, from more than LONG on there are enough tiles for the longest chains of
 -- several heads first, which leave no worker idle at the end; all heads at once would have to share
--- the L2. The same where less than MOST of a gang would be busy with symmetric_shift, and where so
--- many heads are side by side that the last of a number of heads, mostly a power of two, would
--- leave many workers idle.
-local SHORT, LONG, MOST = 8, 32, 0.95
+-- the L2. The same where symmetric_shift would keep less of the gang busy than MOST or, with lanes
+-- of several pairs, ENOUGH: longest_first waits for as much.
+local SHORT, LONG, MOST, ENOUGH = 8, 32, 0.95, 0.92
 
-local function fits_lanes(map, gang)
-  local together = gang // ((map.chains + 1) // 2)
-  return busy_share(map.chains, gang) >= MOST and together ~= 3 and together ~= 5
+-- How many heads symmetric_shift should have side by side: 0, 1, 2 or 4; nil for none. Not 3 or 5:
+-- the last ones of a number of heads, mostly a power of two, would leave many workers idle.
+local function heads_beside(map, gang, costs)
+  local half = (map.chains + 1) // 2
+  local together = gang // half
+  if together ~= 3 and together ~= 5 and busy_share(map, gang, costs, 0) >= MOST then return 0 end
+  local best, most = nil, ENOUGH
+  for _, beside in ipairs { 4, 2, 1 } do
+    if gang % beside == 0 and gang // beside < half then
+      local share = busy_share(map, gang, costs, beside)
+      if share > most then best, most = beside, share end
+    end
+  end
+  return best
 end
 
 -- Grouped heads under causal masks, whose chains are as many times as long: longest_first, of 4 or
@@ -390,10 +428,9 @@ schedules.rules.by_length = {
       return answer
     end
     local is_long = map.chains > LONG and map.tile_kv == 3 * map.tile_q
-    if is_long or not fits_lanes(map, gang) then
-      return in_order(rules.longest_first, { wave = 0 })
-    end
-    return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2 })
+    local beside = not is_long and heads_beside(map, gang, costs)
+    if not beside then return in_order(rules.longest_first, { wave = 0 }) end
+    return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2, beside = beside })
   end,
 }
 

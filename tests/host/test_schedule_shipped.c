@@ -188,9 +188,11 @@ static void test_length_of_by_length(void **state) {
     int tile_kv, chains, heads, workers; /* heads: a kv head's */
   } cases[] = {
       {"k <= q", "shortest_first", "symmetric_shift", 128, 8, 1, 8},
-      {"k <= q", "longest_first", "symmetric_shift", 128, 9, 1, 8}, /* 5 lanes */
+      {"k <= q", "symmetric_shift:beside=4", "symmetric_shift", 128, 9, 1, 8}, /* 5 lanes */
       {"k <= q", "symmetric_shift", "shortest_first", 128, 16, 1, 8},
-      {"k <= q", "longest_first", "symmetric_shift", 128, 129, 1, 8}, /* 65 lanes */
+      {"k <= q", "symmetric_shift", "longest_first", 128, 129, 1, 8},
+      {"k <= q", "longest_first", "symmetric_shift:beside=4", 128, 48, 1, 132},
+      {"k <= q", "symmetric_shift:beside=4", "symmetric_shift", 128, 192, 1, 132},
       {"k <= q", "symmetric_shift", "longest_first", 128, 128, 1, 8},
       {"k <= q", "symmetric_shift", "longest_first", 192, 32, 1, 8},
       {"k <= q", "longest_first", "symmetric_shift", 192, 33, 1, 8},
