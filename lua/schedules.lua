@@ -295,8 +295,8 @@ schedules.rules = {
 -- Up to SHORT chains a sequence ends before a shift's chains have spread out. Where a kv tile is
 -- three query tiles, from more than LONG on there are enough tiles for the longest chains of
 -- several heads first, which leave no worker idle at the end; all heads at once would have to share
--- the L2. The same where symmetric_shift would keep less of the gang busy than MOST or, with lanes
--- of several pairs, ENOUGH: longest_first waits for as much.
+-- the L2. The same where symmetric_shift would keep less than ENOUGH of the gang busy:
+-- longest_first waits for as much. From MOST on, one pair of chains a lane will do.
 local SHORT, LONG, MOST, ENOUGH = 8, 32, 0.95, 0.92
 
 -- How many heads symmetric_shift should have side by side: 0, 1, 2 or 4; nil for none. Not 3 or 5:
@@ -304,15 +304,16 @@ local SHORT, LONG, MOST, ENOUGH = 8, 32, 0.95, 0.92
 local function heads_beside(map, gang, costs)
   local half = (map.chains + 1) // 2
   local together = gang // half
-  if together ~= 3 and together ~= 5 and busy_share(map, gang, costs, 0) >= MOST then return 0 end
-  local best, most = nil, ENOUGH
+  local share = together ~= 3 and together ~= 5 and busy_share(map, gang, costs, 0) or 0
+  if share >= MOST then return 0 end
+  local best, most = 0, share
   for _, beside in ipairs { 4, 2, 1 } do
     if gang % beside == 0 and gang // beside < half then
-      local share = busy_share(map, gang, costs, beside)
+      share = busy_share(map, gang, costs, beside)
       if share > most then best, most = beside, share end
     end
   end
-  return best
+  return most >= ENOUGH and best or nil
 end
 
 -- Grouped heads under causal masks, whose chains are as many times as long: longest_first, of 4 or
