@@ -12,9 +12,9 @@ local ROOM = 208 * 1024 -- bytes of stages
 
 local function boxes(columns) return (columns + 63) // 64 end
 
--- Of producer and consumers, for a score's kernel; nil: as without. As NVRTC 13.0 compiles them,
--- softcap's spill up to 208 bytes with 224 registers (bf16) and 332 (fp16), none with 232; but fp16
--- where all sums have 256 columns spills with 232, not with 224.
+-- Of producer and consumers, for a score's kernel; nil: as without. As NVRTC 13.0 compiled them
+-- when divisions branched, softcap's spilled up to 208 bytes with 224 registers (bf16) and 332
+-- (fp16), none with 232; but fp16 where all sums have 256 columns with 232, not with 224.
 local function score_registers(spec, columns, columns_v)
   local wide = math.min(columns, columns_v) == 256
   if not spec.has_score or spec.dtype == "fp16" and wide then return end

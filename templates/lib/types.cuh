@@ -145,6 +145,20 @@ ROTA_DEVICE float reciprocal_or_zero(float x) {
       : "f"(x));
   return y;
 }
+// y where a^2 = square is below 0.36, else tanh a = 1 - 2 / (e^2a + 1). Predicated, so that the
+// special function unit is not asked where no lane of a warp is beyond.
+ROTA_DEVICE float tanh_beyond(float y, float a, float square) {
+  asm("{\n.reg .pred far;\n.reg .f32 x;\n"
+      "setp.geu.f32 far, %2, 0f3eb851ec;\n"
+      "mul.f32 x, %1, 0f4038aa3b;\n" // 2 log2 e; not predicated: x would live from before
+      "@far ex2.approx.ftz.f32 x, x;\n"
+      "@far add.f32 x, x, 0f3f800000;\n"
+      "@far rcp.approx.ftz.f32 x, x;\n"
+      "@far fma.rn.f32 %0, x, 0fc0000000, 0f3f800000;\n}"
+      : "+f"(y)
+      : "f"(a), "f"(square));
+  return y;
+}
 // max.f32 drops a NaN operand: what is needed, since a NaN score reaches the result through the
 // sum.
 ROTA_DEVICE float maximum(float a, float b) {

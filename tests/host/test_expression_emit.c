@@ -88,11 +88,12 @@ static const char prelude[] =
     "static float __fmul_rn(float a, float b) { return a * b; }\n"
     "static float __fdiv_rn(float a, float b) { return a / b; }\n"
     "static float __fsqrt_rn(float a) { return sqrtf(a); }\n"
-    "static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }\n"
     "#define ROTA_LIB_TYPES_CUH\n" /* what is taken from there: */
     "namespace rota {\n"
     "static const float kLog2E = 1.44269504f;\n"
     "static float exp2_fast(float a) { return exp2f(a); }\n"
+    "static float tanh_beyond(float y, float a, float square) {\n"
+    "  return square < 0.36f ? y : tanhf(a);\n}\n"
     "static float reciprocal_fast(float a) { return 1 / a; }\n"
     "static float reciprocal_or_zero(float a) { return fabsf(a) < FLT_MIN ? 0 : 1 / a; }\n"
     "}\n"
