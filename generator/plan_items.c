@@ -145,19 +145,104 @@ rota_status items_order(const ItemsRequest *request, RotaItem *items) {
 
 /* ---- Dealing ---- */
 
+/* So many of a worker's last items may change hands: enough choice, and few looks. */
+#define LAST_ITEMS 16
+
+typedef struct Hand {
+  int64_t load;
+  int32_t count;            /* of `last` */
+  int64_t last[LAST_ITEMS]; /* items, the last one first */
+} Hand;
+
+static void deal_hands(const int64_t *time, int64_t count, int32_t workers, const int32_t *worker,
+                       Hand *hands) {
+  for (int32_t w = 0; w < workers; w++)
+    hands[w].load = hands[w].count = 0;
+  for (int64_t i = count; i-- > 0;) {
+    Hand *hand = &hands[worker[i]];
+    hand->load += time[i];
+    if (hand->count < LAST_ITEMS)
+      hand->last[hand->count++] = i;
+  }
+}
+
+/* An item of the longest hand and one of the shortest, or none (NULL), that change places. */
+typedef struct Trade {
+  int64_t gain; /* by which the longest hand, and what was the shortest, are less than it was */
+  int64_t *give, *take;
+} Trade;
+
+static Trade find_trade(const int64_t *time, Hand *longest, Hand *shortest) {
+  Trade best = {0, NULL, NULL};
+  int64_t gap = longest->load - shortest->load;
+  for (int32_t i = 0; i < longest->count; i++)
+    for (int32_t j = 0; j <= shortest->count; j++) {
+      bool trades = j < shortest->count;
+      if (!trades && shortest->count == LAST_ITEMS)
+        continue; /* no room for one more */
+      int64_t moved = time[longest->last[i]] - (trades ? time[shortest->last[j]] : 0);
+      int64_t gain = moved < gap - moved ? moved : gap - moved;
+      if (gain > best.gain)
+        best = (Trade){gain, &longest->last[i], trades ? &shortest->last[j] : NULL};
+    }
+  return best;
+}
+
+static void make_trade(const int64_t *time, const Trade *trade, Hand *hands, int32_t longest,
+                       int32_t shortest, int32_t *worker) {
+  Hand *from = &hands[longest], *to = &hands[shortest];
+  int64_t given = *trade->give, moved = time[given];
+  worker[given] = shortest;
+  if (trade->take) {
+    int64_t taken = *trade->take;
+    moved -= time[taken];
+    worker[taken] = longest;
+    *trade->take = given;
+    *trade->give = taken;
+  } else {
+    to->last[to->count++] = given;
+    *trade->give = from->last[--from->count];
+  }
+  from->load -= moved;
+  to->load += moved;
+}
+
+/* Where items of about one length end up, hands differ by up to one of them; trades between the
+ * longest hand and the shortest make up for most of it. */
+static void level_hands(const int64_t *time, int32_t workers, Hand *hands, int32_t *worker) {
+  for (int32_t round = 0; round < workers; round++) {
+    int32_t longest = 0, shortest = 0;
+    for (int32_t w = 1; w < workers; w++) {
+      if (hands[w].load > hands[longest].load)
+        longest = w;
+      if (hands[w].load < hands[shortest].load)
+        shortest = w;
+    }
+    Trade trade = find_trade(time, &hands[longest], &hands[shortest]);
+    if (!trade.give)
+      break;
+    make_trade(time, &trade, hands, longest, shortest, worker);
+  }
+}
+
 rota_status items_deal(const int64_t *time, int64_t count, int32_t workers, int32_t *worker) {
   HeapEntry *heap = memory_allocate((size_t)workers + 1, sizeof(HeapEntry));
-  if (!heap)
-    return ROTA_OUT_OF_MEMORY;
-  for (int32_t w = 0; w < workers; w++)
-    heap[w].index = w;
-  for (int64_t i = 0; i < count; i++) {
-    worker[i] = heap[0].index;
-    heap[0].time += time[i];
-    heap_sink(heap, workers, 0);
+  Hand *hands = memory_allocate((size_t)workers + 1, sizeof(Hand));
+  if (heap && hands) {
+    for (int32_t w = 0; w < workers; w++)
+      heap[w].index = w;
+    for (int64_t i = 0; i < count; i++) {
+      worker[i] = heap[0].index;
+      heap[0].time += time[i];
+      heap_sink(heap, workers, 0);
+    }
+    deal_hands(time, count, workers, worker, hands);
+    level_hands(time, workers, hands, worker);
   }
+  rota_status status = heap && hands ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   free(heap);
-  return ROTA_OK;
+  free(hands);
+  return status;
 }
 
 rota_status items_gather(const int32_t *worker, RotaItem *items, int64_t count, int *queue,

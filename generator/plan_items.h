@@ -28,7 +28,8 @@ typedef struct ItemsRequest {
 /* Writes sum(tiles) * kv_heads * heads_per_pair items. */
 rota_status items_order(const ItemsRequest *request, RotaItem *items);
 
-/* Item by item, to the worker that is free first: worker[i] for an item that takes time[i]. */
+/* Item by item, to the worker that is free first: worker[i] for an item that takes time[i]. Then
+ * the most and the least loaded worker trade items as long as that levels them. */
 rota_status items_deal(const int64_t *time, int64_t count, int32_t workers, int32_t *worker);
 
 /* Sorts items by worker, each worker's in the order in which they were: worker w has items

@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "generator/plan_items.h"
+
 static void with_workers(PlanCase *at, int workers) {
   plan_case_create(at, "forward", "k <= q", NULL, 4, 2);
   at->tiling.fields[at->tiling.field_count++] = (TilingField){.name = "workers", .value = workers};
@@ -75,6 +77,32 @@ static void test_queues_cover_the_items_and_balance(void **state) {
   plan_destroy(without);
   plan_case_free(&at);
   plan_case_free(&plain);
+}
+
+/* Windows of 8 tiles: waves of 192 items of 19 half tiles and 8 each of 17, 15 .. 3. By turns alone
+ * the last worker would have 5 half tiles more than the mean one. */
+static void test_trades_level_the_loads(void **state) {
+  (void)state;
+  enum { WAVES = 8, WAVE = 256, WORKERS = 132 };
+  int64_t time[WAVES * WAVE], load[WORKERS] = {0}, most = 0, all = 0;
+  int32_t worker[WAVES * WAVE];
+  for (int i = 0; i < WAVES * WAVE; i++)
+    time[i] = i % WAVE < 192 ? 19 : 17 - 2 * ((i % WAVE - 192) / 8);
+  assert_int_equal(items_deal(time, WAVES * WAVE, WORKERS, worker), ROTA_OK);
+  for (int i = 0; i < WAVES * WAVE; i++) {
+    assert_in_range(worker[i], 0, WORKERS - 1);
+    load[worker[i]] += time[i];
+    all += time[i];
+  }
+  for (int w = 0; w < WORKERS; w++)
+    most = load[w] > most ? load[w] : most;
+  assert_true(most <= all / WORKERS + 2);
+  /* Nothing to level: as dealt, and nobody is left without. */
+  for (int i = 0; i < WORKERS; i++)
+    time[i] = 1 + i % 2;
+  assert_int_equal(items_deal(time, WORKERS, WORKERS, worker), ROTA_OK);
+  for (int i = 0; i < WORKERS; i++)
+    assert_int_equal(worker[i], i);
 }
 
 static void test_no_more_queues_than_items(void **state) {
@@ -231,6 +259,7 @@ static void test_longest_of_so_many_pairs(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_queues_cover_the_items_and_balance),
+      cmocka_unit_test(test_trades_level_the_loads),
       cmocka_unit_test(test_no_more_queues_than_items),
       cmocka_unit_test(test_heads_that_share_a_tile),
       cmocka_unit_test(test_damaged_queues_are_found),
