@@ -268,7 +268,8 @@ void emit_score(const Spec *spec, Text *out) {
 
 void emit_instructions(const Spec *spec, const Tiling *tiling, Text *out) {
   text_append(out, "// Tensor-core instructions in use.\n#pragma once\n\nnamespace rota {\n\n");
-  instructions_emit(spec->dtype, tiling->wgmma, tiling->wgmma_count, out);
+  instructions_emit(spec->dtype, tiling->wgmma, tiling->wgmma_count,
+                    tiling_get(tiling, "restarts", 0) != 0, out);
   text_append(out, "\n}  // namespace rota\n");
 }
 

@@ -2,6 +2,7 @@
 #include "generator/instructions.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 
 /* One mma.sync shape: registers of 32 bits that a thread holds of each operand. */
 typedef struct MmaShape {
@@ -55,31 +56,35 @@ static void emit_mma(const MmaShape *shape, const char *type, Text *out) {
 }
 
 /* One product of a warpgroup: D[64][n] = or += A[64][16] B[16][n]. A comes from shared memory or
- * from registers; the first product of a sum writes its accumulators without reading them. */
+ * from registers; the first product of a sum writes its accumulators without reading them. Which of
+ * the two may also be asked when the product is issued. */
 typedef struct WgmmaForm {
   const char *name;
   bool registers; /* A; else shared memory */
   bool first;
+  bool asked; /* whether to add, else `first` says so */
 } WgmmaForm;
 
 static const WgmmaForm wgmma_forms[] = {
-    {"multiply", false, true},
-    {"accumulate", false, false},
-    {"multiply", true, true},
-    {"accumulate", true, false},
+    {"multiply", false, true, false},     {"accumulate", false, false, false},
+    {"multiply", true, true, false},      {"accumulate", true, false, false},
+    {"accumulate_if", true, false, true},
 };
 
 static void emit_wgmma_form(const WgmmaForm *form, int n, const char *type, Text *out) {
   int d = n / 2, a = form->registers ? 4 : 1; /* operands */
+  char adds[16];
+  snprintf(adds, sizeof adds, form->asked ? "%%%d" : "%d", form->asked ? d + a + 2 : !form->first);
   text_format(out, "  template <%sint kAcrossB>\n  __device__ __forceinline__ static void %s(",
               form->registers ? "" : "int kAcrossA, ", form->name);
-  text_format(out, "float (&d)[%d], %s, unsigned long long b) {\n", d,
-              form->registers ? "const unsigned (&a)[4]" : "unsigned long long a");
+  text_format(out, "float (&d)[%d], %s, unsigned long long b%s) {\n", d,
+              form->registers ? "const unsigned (&a)[4]" : "unsigned long long a",
+              form->asked ? ", bool adds" : "");
   text_format(out,
-              "    asm volatile(\"{\\n.reg .pred add;\\nsetp.ne.b32 add, %d, 0;\\n\"\n"
+              "    asm volatile(\"{\\n.reg .pred add;\\nsetp.ne.b32 add, %s, 0;\\n\"\n"
               "                 \"wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s \"\n"
               "                 \"",
-              form->first ? 0 : 1, n, type, type);
+              adds, n, type, type);
   emit_registers(out, 0, d);
   text_append(out, ", ");
   if (form->registers)
@@ -96,22 +101,24 @@ static void emit_wgmma_form(const WgmmaForm *form, int n, const char *type, Text
     emit_operands(out, "r", "a", 4);
   else
     text_append(out, "\"l\"(a)");
-  text_format(out, ", \"l\"(b), %s\"n\"(kAcrossB));\n  }\n",
-              form->registers ? "" : "\"n\"(kAcrossA), ");
+  text_format(out, ", \"l\"(b), %s\"n\"(kAcrossB)%s);\n  }\n",
+              form->registers ? "" : "\"n\"(kAcrossA), ", form->asked ? ", \"r\"((int)adds)" : "");
 }
 
-static void emit_wgmma(int n, const char *type, Text *out) {
+static void emit_wgmma(int n, const char *type, bool restarts, Text *out) {
   text_format(out,
               "// d = or += a b over a warpgroup: a 64 x 16, b 16 x %d, d 64 x %d; kAcross: tiles "
               "used across\n// their rows (templates/lib/warpgroup.cuh).\n"
               "template <> struct Wgmma<%d> {\n",
               n, n, n);
   for (size_t i = 0; i < sizeof wgmma_forms / sizeof wgmma_forms[0]; i++)
-    emit_wgmma_form(&wgmma_forms[i], n, type, out);
+    if (restarts || !wgmma_forms[i].asked)
+      emit_wgmma_form(&wgmma_forms[i], n, type, out);
   text_append(out, "};\n");
 }
 
-void instructions_emit(rota_dtype dtype, const int *wgmma_n, int wgmma_count, Text *out) {
+void instructions_emit(rota_dtype dtype, const int *wgmma_n, int wgmma_count, bool restarts,
+                       Text *out) {
   if (dtype == ROTA_FP32)
     return;
   const char *type = dtype == ROTA_BF16 ? "bf16" : "f16";
@@ -122,5 +129,5 @@ void instructions_emit(rota_dtype dtype, const int *wgmma_n, int wgmma_count, Te
   }
   text_append(out, "template <int kN> struct Wgmma;\n\n");
   for (int i = 0; i < wgmma_count; i++)
-    emit_wgmma(wgmma_n[i], type, out);
+    emit_wgmma(wgmma_n[i], type, restarts, out);
 }

@@ -6,7 +6,8 @@
 #include "generator/text.h"
 
 /* Appends the body of instructions.cuh for operands of `dtype`; nothing for FP32, which has no such
- * instruction in the portable kernels. */
-void instructions_emit(rota_dtype dtype, const int *wgmma_n, int wgmma_count, Text *out);
+ * instruction in the portable kernels. restarts: a sum may begin anew when a product is issued. */
+void instructions_emit(rota_dtype dtype, const int *wgmma_n, int wgmma_count, bool restarts,
+                       Text *out);
 
 #endif

@@ -3,6 +3,7 @@
 --
 -- A tiling may have, beside what portable.lua says:
 --   wgmma        {64, 128}: values of N, ascending, for which instructions.cuh gets Wgmma<N>
+--   restarts     1: of them also accumulate_if, which is asked whether it begins a sum anew
 --   tensor_maps  {{tensor = "q", rows = 128}, ...}: entries take a second argument, the tensors as
 --                the copy engine reads them in boxes of 64 columns and so many rows; tiling.cuh
 --                gets kMapQ, kMapK, kMapDO ... (names: generator/tiling.h's MAPPED_LIST)

@@ -183,6 +183,7 @@ local function tiling(spec, target, c)
     pieces = cuts(spec) and PIECES_MAX or 0,
     join_rows = JOIN_ROWS,
     wgmma = shapes,
+    restarts = 1, -- sums of products begin anew when asked: Wgmma<N>::accumulate_if
     tensor_maps = {
       { tensor = "q", rows = c.tile_q, heads = c.packed },
       { tensor = "k", rows = c.tile_kv },

@@ -50,9 +50,11 @@ struct ForwardConsumer {
   // Whether an item's rows are closed before the next one's softmax and not beside it, for want of
   // registers.
   static constexpr bool kClosesFirst = kSpread != 0 && kConsumers > 2;
+  // Where little stands between a tile's softmax and the next one's products: see kShortPath.
+  static constexpr bool kShort = kShortPath;
   // Whether a tile may lie beyond all keys of a consumer's rows, but not of the query tile's.
   static constexpr bool kSkips =
-      64 * kConsumers > kTileKv && kMaskIsInterval && kPacked == 1 && kSpread == 0;
+      64 * kConsumers > kTileKv &&kMaskIsInterval &&kPacked == 1 && kSpread == 0;
   static constexpr int kPair = 2 * kWarpgroup; // threads of a turn's named barrier
   static_assert(kTileQ * kPacked <= Shared::kRows && kTileKv % 16 == 0, "whole instructions");
   static_assert(kTileKv <= 128, "mask bits of a row and lane fit a word");
@@ -109,14 +111,15 @@ struct ForwardConsumer {
 
   // ---- Products ----
 
-  // kWaitsForQ: nobody has waited for the item's Q. ready: K is known to be there.
-  template <bool kWaitsForQ> ROTA_DEVICE void start_s(float (&s)[kS], bool ready) const {
-    if constexpr (kWaitsForQ)
+  // What is still to be waited for before S.
+  enum Wait { kForNothing, kForK, kForBoth };
+  template <Wait kWaits> ROTA_DEVICE void start_s(float (&s)[kS]) const {
+    if constexpr (kWaits == kForBoth)
       barrier_wait_both(shared.q_full(ring_q.stage), ring_q.parity, shared.k_full(ring_k.stage),
                         ring_k.parity);
-    else
-      while (!ready)
-        ready = barrier_test(shared.k_full(ring_k.stage), ring_k.parity);
+    else if constexpr (kWaits == kForK)
+      while (!barrier_test(shared.k_full(ring_k.stage), ring_k.parity)) {
+      }
     wgmma_fence();
     unsigned base = shared.q(ring_q.stage) + (unsigned)(group * 64 * kBoxPitch);
     if constexpr (kQueryStages == 1) // else descriptors would fill registers from tile to tile
@@ -130,13 +133,17 @@ struct ForwardConsumer {
                                                 advance(k, step_along(kTileKv, step)));
     wgmma_commit();
   }
-  ROTA_DEVICE void start_o(float (&o)[kO], const unsigned (&p)[kStepsO][4]) const {
+  // adds: O is not what this tile alone gives.
+  ROTA_DEVICE void start_o(float (&o)[kO], const unsigned (&p)[kStepsO][4], bool adds) const {
     barrier_wait_phase(shared.v_full(ring_v.stage), ring_v.parity);
     wgmma_fence();
     const Descriptor v = describe_across(shared.v(ring_v.stage), kTileKv);
 #pragma unroll
     for (int step = 0; step < kStepsO; step++)
-      Wgmma<kHeadDimV>::template accumulate<1>(o, p[step], advance(v, step_across(step)));
+      if (kShort && step == 0)
+        Wgmma<kHeadDimV>::template accumulate_if<1>(o, p[0], v, adds);
+      else
+        Wgmma<kHeadDimV>::template accumulate<1>(o, p[step], advance(v, step_across(step)));
     wgmma_commit();
   }
 
@@ -213,10 +220,11 @@ struct ForwardConsumer {
     return kHasScore ? kLog2E : fabsf(arguments.scale) * kLog2E;
   }
   // S that has arrived: its scores and mask, its peaks, the probabilities (not yet rounded) of the
-  // first kEarly accumulators. Returns whether O must be rescaled. kFirst: the item's first tile.
+  // first kEarly accumulators. Returns whether O must be rescaled, which is done if kShort. kFirst:
+  // the item's first tile.
   // `beside`: what else is to be done while exponentials are computed.
   template <bool kFirst, int kEarly, class Beside>
-  ROTA_DEVICE bool find_probabilities(float (&s)[kS], unsigned tile,
+  ROTA_DEVICE bool find_probabilities(float (&s)[kS], float (&o)[kO], unsigned tile,
                                       const Softmax::Weights &weights, float (&rescale)[2],
                                       Beside beside) {
     const int k_begin = (int)(tile & kTileNumber) * kTileKv;
@@ -225,7 +233,17 @@ struct ForwardConsumer {
     if (tile & kTilePartial)
       apply_mask(s, k_begin, (tile & kTileBounded) != 0);
     // Scores of one's own may all be negative.
-    const bool raised = softmax.template raise<!kFirst && !kHasScore>(s, factor(), rescale);
+    bool raised = false;
+    if constexpr (!kShort)
+      raised = softmax.template raise < !kFirst && !kHasScore > (s, factor(), rescale);
+    else if constexpr (kFirst)
+      softmax.start(s, factor());
+    else
+      softmax.template raise_and_rescale<!kHasScore>(s, factor(), [&](const float(&by)[2]) {
+        wgmma_wait<0>();
+        wgmma_touch(o);
+        softmax.multiply_rows(o, by);
+      });
     beside();
     softmax.template probabilities<0, kEarly>(s, factor(), weights);
     return raised;
@@ -290,6 +308,7 @@ struct ForwardConsumer {
     float o[kO];            // sum of P V
     unsigned tile;          // as announced
     int last_tile;          // of the item that this consumer's rows need
+    bool adds;              // P V to O; false in an item's first
     bool k_ready;           // K of the next tile has been seen to be there
     Softmax::Weights weights;
   };
@@ -318,7 +337,7 @@ struct ForwardConsumer {
     t.weights = Softmax::Weights(shared.weights(ring_k.stage));
     release(shared.k_empty(ring_k.stage));
     ring_k.advance();
-    return find_probabilities<kFirst, kEarly>(t.s, t.tile, t.weights, rescale, beside);
+    return find_probabilities<kFirst, kEarly>(t.s, t.o, t.tile, t.weights, rescale, beside);
   }
   ROTA_DEVICE void wait_o(float (&o)[kO]) {
     wgmma_wait<0>();
@@ -331,9 +350,9 @@ struct ForwardConsumer {
   template <bool kBeside> ROTA_DEVICE void begin_item(Tile &t, int before) {
     float rescale[2];
     wait_turn();
-    start_s<kBeside>(t.s, false);
+    start_s<kBeside ? kForBoth : kForK>(t.s);
     if constexpr (kBeside)
-      start_o(t.o, t.p);
+      start_o(t.o, t.p, t.adds);
     pass_turn();
     const Softmax ended = softmax;
     RowEnds ends;
@@ -353,8 +372,9 @@ struct ForwardConsumer {
       wait_o(t.o);
       store_o(t.o, ends, before);
     }
-    clear(t.o);
-    t.k_ready = false;
+    if constexpr (!kShort)
+      clear(t.o);
+    t.adds = false;
     pack_probabilities(t.p, t.s, Element());
   }
   // Any other tile: S of it beside P V of the one before. Without turns half of the exponentials
@@ -364,17 +384,18 @@ struct ForwardConsumer {
   ROTA_DEVICE void next_tile(Tile &t) {
     float rescale[2];
     wait_turn();
-    start_s<false>(t.s, t.k_ready);
-    start_o(t.o, t.p);
+    start_s<kTurns != 0 ? kForK : kForNothing>(t.s);
+    start_o(t.o, t.p, t.adds);
+    t.adds = true;
     pass_turn();
     constexpr int kEarly = kTurns != 0 ? kS : kS / 32 * 16;
     const bool raised = take_s<true, false, kEarly>(t, rescale, [] {});
+    if constexpr (kTurns == 0) // long before the wait for it
+      t.k_ready = barrier_is_over(shared.k_full(ring_k.stage), ring_k.parity);
     if constexpr (kEarly < kS)
       finish_first(softmax.sum[0] + softmax.sum[1]);
     wait_o(t.o);
-    if constexpr (kTurns == 0) // long before the wait for it
-      t.k_ready = barrier_is_over(shared.k_full(ring_k.stage), ring_k.parity);
-    if (raised)
+    if (!kShort && raised)
       softmax.multiply_rows(t.o, rescale);
     softmax.template probabilities<kEarly, kS>(t.s, factor(), t.weights);
     pack_probabilities(t.p, t.s, Element());
@@ -384,7 +405,7 @@ struct ForwardConsumer {
     const bool skips = kSkips && !(t.tile & kTileLast);
     if (skips)
       wait_turn();
-    start_o(t.o, t.p);
+    start_o(t.o, t.p, t.adds);
     if (skips)
       pass_turn();
     const RowEnds ends = close(softmax, item);
@@ -429,12 +450,25 @@ struct ForwardConsumer {
   // Of the lane's two rows of an item: the factors of O, and what is stored beside it.
   struct RowEnds {
     float scale[2], lse[2], mean_square[2];
-    int partial; // item_partial
+    float *lse_at[2]; // lse_place, if kShort
+    int partial;      // item_partial
+    bool whole;       // item_is_whole
+    bool zeros;       // some rows of the warp have no keys; if kShort
   };
+  // Where the lane stores LSE of a row of the tile; null: nowhere.
+  ROTA_DEVICE float *lse_place(const ForwardItem &item, int partial, int row) const {
+    float *const whole = element_at<float>(arguments.lse, item.slot, item.row + row / kPacked,
+                                           item.origin.h + row % kPacked);
+    if (lane_index() % 4 != 0 || !stores(item, row))
+      return nullptr;
+    return partial < 0 ? whole : arguments.partial_lse + (partial + row);
+  }
   ROTA_DEVICE RowEnds close(const Softmax &softmax, int number) const {
     const ForwardItem item = load_item(shared.item(number));
     RowEnds ends;
     ends.partial = uniform(item_partial(shared.item(number)));
+    if constexpr (kShort)
+      ends.whole = item_is_whole(item);
     const int row = kPacked == 1 ? found_row() : lane_row(0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -446,7 +480,11 @@ struct ForwardConsumer {
       ends.scale[r] = used ? closed.scale : 0.0f;
       ends.lse[r] = used ? closed.lse : -kInfinity;
       ends.mean_square[r] = softmax.mean_square(r, ends.scale[r]);
+      if constexpr (kShort)
+        ends.lse_at[r] = lse_place(item, ends.partial, at);
     }
+    if constexpr (kShort)
+      ends.zeros = __any_sync(kAllLanes, ends.scale[0] == 0.0f || ends.scale[1] == 0.0f);
     if constexpr (kClosesFirst)
       store_ends(item, ends);
     return ends;
@@ -457,10 +495,13 @@ struct ForwardConsumer {
     for (int r = 0; r < 2; r++) {
       const int at = first + 8 * r, row = item.row + at / kPacked;
       const int head = item.origin.h + at % kPacked;
-      if (lane_index() % 4 == 0 && stores(item, at)) {
-        if (ends.partial < 0)
+      if constexpr (kShort)
+        store_global_if(ends.lse_at[r] != nullptr, ends.lse_at[r], ends.lse[r]);
+      if (kShort ? kSpread != 0 && ends.lse_at[r] != nullptr
+                 : lane_index() % 4 == 0 && stores(item, at)) {
+        if (!kShort && ends.partial < 0)
           *element_at<float>(arguments.lse, item.slot, row, head) = ends.lse[r];
-        else
+        else if (!kShort)
           arguments.partial_lse[ends.partial + at] = ends.lse[r];
         if constexpr (kSpread != 0)
           *element_at<float>(arguments.mean_square, item.slot, row, head) = ends.mean_square[r];
@@ -470,7 +511,7 @@ struct ForwardConsumer {
   // Scales, rounds and stores O of an item, and stores the ends of its rows.
   ROTA_DEVICE void store_o(float (&o)[kO], const RowEnds &ends, int number) const {
     const float(&scale)[2] = ends.scale;
-    if (__any_sync(kAllLanes, scale[0] == 0.0f || scale[1] == 0.0f)) {
+    if (kShort ? ends.zeros : __any_sync(kAllLanes, scale[0] == 0.0f || scale[1] == 0.0f)) {
       // A select: the accumulators of an empty row may hold 0 * NaN of a neighbour's key.
 #pragma unroll
       for (int i = 0; i < kO; i++)
@@ -481,7 +522,7 @@ struct ForwardConsumer {
     if (ends.partial >= 0)
       store_partial(o, scale, number, ends.partial);
     else if constexpr (kStagedO)
-      stage_o(o, scale, number);
+      stage_o(o, scale, number, ends.whole);
     else
       store_directly(o, scale, load_item(shared.item(number)));
     if constexpr (kStagedO)
@@ -498,7 +539,8 @@ struct ForwardConsumer {
   // By way of shared memory: the K loader has the copy engine take it on. But where rows of the
   // tile lie past the end of their slot each warp copies its own 16. (A consumer that called the
   // copy engine would have its loops' descriptors in ordinary registers.)
-  ROTA_DEVICE void stage_o(const float (&o)[kO], const float (&scale)[2], int number) const {
+  ROTA_DEVICE void stage_o(const float (&o)[kO], const float (&scale)[2], int number,
+                           bool whole) const {
     const int lane = hidden(lane_index()), first = 64 * group + warp_index() % 4 * 16;
     const unsigned staged = (unsigned)hidden((int)shared.o());
 #pragma unroll
@@ -508,11 +550,18 @@ struct ForwardConsumer {
       store_matrices(
           staged + (unsigned)box_offset(Shared::kRows, first + lane % 16, block + lane / 16), word);
     }
+    if constexpr (kShort)
+      if (uniform(!whole)) {
+        __syncwarp();
+        copy_rows(staged, first, load_item(shared.item(number)));
+      }
     fence_shared_for_engines();
     __syncwarp();
-    const ForwardItem item = load_item(shared.item(number));
-    if (uniform(!item_is_whole(item)))
-      copy_rows(staged, first, item);
+    if constexpr (!kShort) {
+      const ForwardItem item = load_item(shared.item(number));
+      if (uniform(!item_is_whole(item)))
+        copy_rows(staged, first, item);
+    }
   }
   ROTA_DEVICE void copy_rows(unsigned staged, int first, const ForwardItem &item) const {
 #pragma unroll 1
@@ -520,11 +569,11 @@ struct ForwardConsumer {
       const int at = i * kWarp + lane_index(), row = first + at / kBlocksO, chunk = at % kBlocksO;
       if (at < 16 * kBlocksO && row < kTileQ * kPacked &&
           item.origin.q + row / kPacked < item.rows_q)
-        store_global_chunk(element_at<Element>(arguments.o, item.slot, item.row + row / kPacked,
-                                               item.origin.h + row % kPacked) +
-                               chunk * 8,
-                           load_shared_chunk(staged +
-                                             (unsigned)box_offset(Shared::kRows, row, chunk)));
+        store_global_chunk(
+            element_at<Element>(arguments.o, item.slot, item.row + row / kPacked,
+                                item.origin.h + row % kPacked) +
+                chunk * 8,
+            load_shared_chunk(staged + (unsigned)box_offset(Shared::kRows, row, chunk)));
     }
     __syncwarp();
   }
@@ -556,8 +605,22 @@ struct ForwardConsumer {
       pass_turn(); // the first turn is warpgroup 0's
     Tile t;
     const auto compute_item = [&]() {
-      while (!(t.tile & kTileLast) && (!kSkips || (int)(t.tile & kTileNumber) < t.last_tile))
-        next_tile(t);
+      const auto ends = [&] {
+        return (t.tile & kTileLast) || (kSkips && (int)(t.tile & kTileNumber) >= t.last_tile);
+      };
+      if constexpr (kTurns != 0) {
+        while (!ends())
+          next_tile(t);
+      } else if (!ends()) {
+        barrier_wait_phase(shared.k_full(ring_k.stage), ring_k.parity);
+        for (;;) {
+          next_tile(t);
+          if (ends())
+            break;
+          if (!t.k_ready)
+            barrier_wait_phase(shared.k_full(ring_k.stage), ring_k.parity);
+        }
+      }
       const int item = items.index;
       release_item();
       return item;
@@ -575,7 +638,8 @@ struct ForwardConsumer {
           item = compute_item();
           if (!(t.tile & kTileGoesOn))
             break;
-          prepare_q();
+          if constexpr (!kShort)
+            prepare_q();
           begin_item<true>(t, item);
         }
         end_item(t, item);

@@ -12,6 +12,9 @@ namespace rota {
 struct ForwardLoader {
   using Shared = ForwardShared;
   static constexpr int kGuardBarrier = 15, kGuards = 2 * kWarp;
+  static constexpr bool kShort = kShortPath;
+  // Whether there are bounds of keys, and registers to look at them.
+  static constexpr bool kAsksBounds = kMaskIsBounded && kShort;
 
   const RotaArguments &arguments;
   const RotaTensorMaps &maps;
@@ -103,7 +106,7 @@ struct ForwardLoader {
         copy_boxes<kHeadDim, Shared::kRows>(shared.q(ring_q.stage), &maps.map[kMapQ], head, q_row,
                                             sequence.slot, full);
         load_k_tiles(walk, ring, (int)sequence.begin_k, head / kGroup, sequence.slot,
-                     tile_squares(arguments, sequence, 0, head / kGroup), items.next_has_tiles(),
+                     tile_squares(arguments, sequence, 0, head / kGroup), goes_on(items),
                      stores);
       } else {
         barrier_arrive(full);
@@ -112,6 +115,11 @@ struct ForwardLoader {
     }
     if constexpr (kStagedO)
       store_others(stores);
+  }
+  // Whether consumers may begin the next item beside the end of this one: not where they first
+  // negate Q.
+  ROTA_DEVICE bool goes_on(const ItemsAhead &items) const {
+    return items.next_has_tiles() && (!kShort || kHasScore || !(arguments.scale < 0.0f));
   }
   // Where a piece's results go; -1 for a whole item.
   ROTA_DEVICE int partial_of(RotaItem item) const {
@@ -141,6 +149,26 @@ struct ForwardLoader {
     }
   }
 
+  // Whether the guard is to look at V of the tile: not where a query, the tile's first or its last,
+  // may attend every key, since then no row of V is hidden from all.
+  ROTA_DEVICE bool guards(const RotaSequence &sequence, const RotaRow &row, int head,
+                          const RunWalk &walk) const {
+    if (!walk.partial())
+      return false;
+    const int end = (walk.tile + 1) * kTileKv;
+    if (!kAsksBounds || !(kMaskIsInterval || walk.bounded()) || end > sequence.n_k)
+      return true;
+    Position at = position_of_tile(sequence, row.q_tile * kTileQ, head);
+    const int last = smaller(at.q + kTileQ, at.n_q) - 1;
+    const auto sees_all = [&] {
+      return mask_first(at, arguments) <= end - kTileKv && mask_end(at, arguments) >= end;
+    };
+    if (sees_all())
+      return false;
+    at.q = last;
+    return !sees_all();
+  }
+
   // One thread: V.
   ROTA_DEVICE void load_v() const {
     tensor_map_prefetch(&maps.map[kMapV]);
@@ -155,7 +183,8 @@ struct ForwardLoader {
       for (RunWalk walk(arguments, row); walk.valid(); walk.advance(arguments)) {
         barrier_wait_phase(shared.v_empty(ring.stage), ring.parity);
         const unsigned barrier =
-            walk.partial() ? shared.v_loaded(ring.stage) : shared.v_full(ring.stage);
+            guards(sequence, row, item.head * kPacked, walk) ? shared.v_loaded(ring.stage)
+                                                             : shared.v_full(ring.stage);
         barrier_expect(barrier, Shared::kBytesV);
         copy_boxes<kHeadDimV, kTileKv>(shared.v(ring.stage), &maps.map[kMapV],
                                        begin + walk.tile * kTileKv, item.head * kPacked / kGroup,
@@ -172,9 +201,11 @@ struct ForwardLoader {
     Ring<kStages> ring(0);
     unsigned parities = 0; // of v_loaded, a bit for each stage
     for (ItemWalk items(arguments); items.valid(); items.advance()) {
-      const RotaRow &row = arguments.rows[arguments.row_items[items.index].index];
+      const RotaItem item = arguments.row_items[items.index];
+      const RotaRow &row = arguments.rows[item.index];
+      const RotaSequence &sequence = arguments.sequences[row.sequence];
       for (RunWalk walk(arguments, row); walk.valid(); walk.advance(arguments)) {
-        if (walk.partial()) {
+        if (guards(sequence, row, item.head * kPacked, walk)) {
           barrier_wait_phase(shared.v_loaded(ring.stage), (int)(parities >> ring.stage & 1));
           parities ^= 1u << ring.stage;
           clean_v(ring.stage, walk.tile * kTileKv, items.index);

@@ -11,6 +11,13 @@
 
 namespace rota {
 
+// Whether what stands between one tile's softmax and the next one's products is short: O begins
+// anew with a product instead of zeros, it is rescaled where peaks are found to rise, what an
+// item's end needs is found beside exponentials, V of most partial tiles passes by the guard.
+// Not measured with turns, three consumers, scores, sinks or squares.
+inline constexpr bool kShortPath =
+    kTurns == 0 && kConsumers < 3 && !kHasScore && !kSinkLogit && kSpread == 0;
+
 // Shared memory of a block, by byte offset from a multiple of 1024.
 struct ForwardShared {
   // The item whose O is still to be stored, the current one, and those announced, kQueryStages.

@@ -106,6 +106,14 @@ template <> struct ForwardSoftmax<1> : WarpgroupSoftmax {
     }
     return raised;
   }
+  template <bool kLooksFirst, int kCount, class Rescale>
+  ROTA_DEVICE void raise_and_rescale(const float (&s)[kCount], float factor, Rescale rescale_rows) {
+    WarpgroupSoftmax::raise_and_rescale<kLooksFirst>(s, factor, [&](const float(&rescale)[2]) {
+      square[0] *= rescale[0];
+      square[1] *= rescale[1];
+      rescale_rows(rescale);
+    });
+  }
   template <int kFrom, int kTo, int kCount>
   ROTA_DEVICE void probabilities(float (&s)[kCount], float factor, const Weights &weights) {
     constexpr int kStep = 4 * kSquareBlocks; // accumulators

@@ -73,6 +73,45 @@ struct WarpgroupSoftmax {
     }
     return true;
   }
+  // The peaks of a row's first tile.
+  template <int kCount> ROTA_DEVICE void start(const float (&s)[kCount], float factor) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float top = quad_maximum(find_top(s, r));
+      peak[r] = __fmaf_rn(top, factor, -kLowest) > kSlack ? top * factor : kLowest;
+    }
+  }
+  // The same without a branch.
+  ROTA_DEVICE static bool may_rise_at_once(float top, float factor, float peak) {
+    const bool known = __float_as_int(top) >= 0; // no branch: lanes would part
+    return (known & (__fmaf_rn(top, factor, -peak) > kSlack)) | (!known & (peak < -kSlack));
+  }
+  // The same as raise, where O is rescaled at once: rescale_rows(rescale).
+  template <bool kLooksFirst, int kCount, class Rescale>
+  ROTA_DEVICE void raise_and_rescale(const float (&s)[kCount], float factor, Rescale rescale_rows) {
+    if constexpr (kLooksFirst) {
+      const float above[2] = {find_top_above(s, 0), find_top_above(s, 1)};
+      if (!__any_sync(kAllLanes, may_rise_at_once(above[0], factor, peak[0]) |
+                                     may_rise_at_once(above[1], factor, peak[1])))
+        return;
+    }
+    const float top[2] = {find_top(s, 0), find_top(s, 1)};
+    const bool beyond = __fmaf_rn(top[0], factor, -peak[0]) > kSlack ||
+                        __fmaf_rn(top[1], factor, -peak[1]) > kSlack;
+    if (!__any_sync(kAllLanes, beyond))
+      return;
+    float rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float row_top = quad_maximum(top[r]);
+      const bool up = __fmaf_rn(row_top, factor, -peak[r]) > kSlack;
+      const float next = up ? row_top * factor : peak[r];
+      rescale[r] = exp2_fast(peak[r] - next); // exactly 1 where nothing changes
+      sum[r] *= rescale[r];
+      peak[r] = next;
+    }
+    rescale_rows(rescale);
+  }
   template <int kCount>
   ROTA_DEVICE static void multiply_rows(float (&o)[kCount], const float (&rescale)[2]) {
 #pragma unroll

@@ -106,6 +106,16 @@ ROTA_DEVICE void store_global_chunk(void *global, const Chunk &x) {
                : "memory");
 }
 
+// Where `stores`, without a branch, which would part the lanes.
+ROTA_DEVICE void store_global_if(bool stores, float *to, float x) {
+  asm volatile("{\n"
+               ".reg .pred stores;\n"
+               "setp.ne.u32 stores, %0, 0;\n"
+               "@stores st.global.f32 [%1], %2;\n"
+               "}" ::"r"((unsigned)stores),
+               "l"(to), "f"(x)
+               : "memory");
+}
 ROTA_DEVICE void store_global_words(void *global, unsigned low, unsigned high) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(global), "r"(low), "r"(high) : "memory");
 }
