@@ -365,6 +365,28 @@ static void test_side_by_side(void **state) {
   }
 }
 
+/* `together` in an answer: the chains of one kv head, then of the next. */
+static void test_together_in_an_answer(void **state) {
+  (void)state;
+  static const char *const answers[] = {"", "together = 1"};
+  for (int one = 0; one < 2; one++) {
+    char text[400];
+    snprintf(text, sizeof text,
+             "return rota.attention{head_dim = 64, heads = 2, kv_heads = 2, mask = causal,\n"
+             "schedule = {order = 'portable', assignment = 'longest',\n"
+             "pattern = function() return {%s} end}}",
+             answers[one]);
+    Plan *plan;
+    check_ok(plan_script(text, 1, dense(1, 1024), &plan));
+    const RotaItem *items = plan_section(plan, plan->chain_items);
+    int changes = 0;
+    for (int64_t i = 1; i < plan->chain_items.count; i++)
+      changes += items[i].head != items[i - 1].head;
+    assert_int_equal(changes == 1, one);
+    plan_destroy(plan);
+  }
+}
+
 /* A batch-variant schedule sees the batch; the digest of one sequence then depends on it. */
 static void test_batch_variant(void **state) {
   (void)state;
@@ -430,6 +452,7 @@ int main(void) {
       cmocka_unit_test(test_a_map_ends_with_its_call),
       cmocka_unit_test(test_mixed_keeps_lanes),
       cmocka_unit_test(test_side_by_side),
+      cmocka_unit_test(test_together_in_an_answer),
       cmocka_unit_test(test_batch_variant),
       cmocka_unit_test(test_memory_failures),
   };
