@@ -121,9 +121,9 @@ end
 -- With times, tile by tile: those that exist, so that a wide run costs no more than a narrow one.
 local function add_timed(add, map, times, chain, from, to, step, first, last)
   if step == 0 then fail("visits of chain %d: step 0", chain) end
-  local top = map.q_tiles - 1
-  if step > 0 and from < 0 then from = from + (step - 1 - from) // step * step end
-  if step < 0 and from > top then from = from + (from - top - step - 1) // -step * step end
+  local top = map.q_tiles - 1 -- the first of the range's tiles that may exist:
+  if step > 0 and from < 0 then from = from % step end
+  if step < 0 and from > top then from = top - (top - from) % -step end
   for tile = from, step > 0 and math.min(to, top) or math.max(to, 0), step do
     for head = first, last do
       if host.ask("kind", chain, head, tile) ~= 0 then

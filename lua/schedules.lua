@@ -409,7 +409,8 @@ schedules.rules.by_tiles = {
 schedules.rules.by_length = {
   about = "shortest_first for sequences of up to 8 chains; else shift, or for causal masks "
     .. "symmetric_shift and, where that would leave workers idle, with grouped heads, or from 33 "
-    .. "chains on where a kv tile is three query tiles, longest_first",
+    .. "chains on where a kv tile is three query tiles, longest_first, `together` heads at once "
+    .. "(grouped: 4 or 8, if those fill the gang)",
   source = "measured on Hopper kernels, docs/schedules.md",
   assignment = "mixed",
   options = { together = { default = 16, least = 0, most = 1 << 20 } },

@@ -54,7 +54,7 @@ struct ForwardConsumer {
   static constexpr bool kShort = kShortPath;
   // Whether a tile may lie beyond all keys of a consumer's rows, but not of the query tile's.
   static constexpr bool kSkips =
-      64 * kConsumers > kTileKv &&kMaskIsInterval &&kPacked == 1 && kSpread == 0;
+      kMaskIsInterval && kPacked == 1 && kSpread == 0 && kTileKv < 64 * kConsumers;
   static constexpr int kPair = 2 * kWarpgroup; // threads of a turn's named barrier
   static_assert(kTileQ * kPacked <= Shared::kRows && kTileKv % 16 == 0, "whole instructions");
   static_assert(kTileKv <= 128, "mask bits of a row and lane fit a word");
@@ -234,8 +234,9 @@ struct ForwardConsumer {
       apply_mask(s, k_begin, (tile & kTileBounded) != 0);
     // Scores of one's own may all be negative.
     bool raised = false;
+    constexpr bool kAsks = !kFirst && !kHasScore;
     if constexpr (!kShort)
-      raised = softmax.template raise < !kFirst && !kHasScore > (s, factor(), rescale);
+      raised = softmax.template raise<kAsks>(s, factor(), rescale);
     else if constexpr (kFirst)
       softmax.start(s, factor());
     else
