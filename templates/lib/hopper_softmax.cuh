@@ -46,6 +46,18 @@ struct WarpgroupSoftmax {
     return __float_as_int(top) >= 0 ? __fmaf_rn(top, factor, -peak) > kSlack : peak < -kSlack;
   }
 
+  // To the tops of a tile, where these are higher; what O must be multiplied by.
+  ROTA_DEVICE void move_peaks(const float (&top)[2], float factor, float (&rescale)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float row_top = quad_maximum(top[r]);
+      const bool up = __fmaf_rn(row_top, factor, -peak[r]) > kSlack;
+      const float next = up ? row_top * factor : peak[r];
+      rescale[r] = exp2_fast(peak[r] - next); // exactly 1 where nothing changes
+      sum[r] *= rescale[r];
+      peak[r] = next;
+    }
+  }
   // Raises the peaks that a tile leaves behind and the sums with them. Returns whether any row of
   // the warp did; then O must be multiplied by rescale before the tile's P V. kLooksFirst: most
   // tiles' peaks do not rise, which find_top_above tells sooner.
@@ -62,15 +74,7 @@ struct WarpgroupSoftmax {
                         __fmaf_rn(top[1], factor, -peak[1]) > kSlack;
     if (!__any_sync(kAllLanes, beyond))
       return false;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const float row_top = quad_maximum(top[r]);
-      const bool up = __fmaf_rn(row_top, factor, -peak[r]) > kSlack;
-      const float next = up ? row_top * factor : peak[r];
-      rescale[r] = exp2_fast(peak[r] - next); // exactly 1 where nothing changes
-      sum[r] *= rescale[r];
-      peak[r] = next;
-    }
+    move_peaks(top, factor, rescale);
     return true;
   }
   // The peaks of a row's first tile.
@@ -81,7 +85,7 @@ struct WarpgroupSoftmax {
       peak[r] = __fmaf_rn(top, factor, -kLowest) > kSlack ? top * factor : kLowest;
     }
   }
-  // The same without a branch.
+  // may_rise without its branch.
   ROTA_DEVICE static bool may_rise_at_once(float top, float factor, float peak) {
     const bool known = __float_as_int(top) >= 0; // no branch: lanes would part
     return (known & (__fmaf_rn(top, factor, -peak) > kSlack)) | (!known & (peak < -kSlack));
@@ -101,15 +105,7 @@ struct WarpgroupSoftmax {
     if (!__any_sync(kAllLanes, beyond))
       return;
     float rescale[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const float row_top = quad_maximum(top[r]);
-      const bool up = __fmaf_rn(row_top, factor, -peak[r]) > kSlack;
-      const float next = up ? row_top * factor : peak[r];
-      rescale[r] = exp2_fast(peak[r] - next); // exactly 1 where nothing changes
-      sum[r] *= rescale[r];
-      peak[r] = next;
-    }
+    move_peaks(top, factor, rescale);
     rescale_rows(rescale);
   }
   template <int kCount>
