@@ -335,6 +335,25 @@ static void test_mixed_keeps_lanes(void **state) {
   }
 }
 
+/* 8 lanes a head on 10 workers: equal lanes take them all, unequal ones would be upset by the two
+ * that are left over. */
+static void test_unequal_lanes_keep_step(void **state) {
+  (void)state;
+  static const char *const masks[] = {"full", "causal"};
+  for (int unequal = 0; unequal < 2; unequal++) {
+    char text[256];
+    snprintf(text, sizeof text,
+             "return rota.attention{head_dim = 128, heads = 6, mask = %s, schedule = {\n"
+             "  pattern = function() return {lanes = function(chain) return chain end} end}}",
+             masks[unequal]);
+    Plan *plan;
+    check_ok(plan_script(text, 10, dense(1, 1024), &plan));
+    check_ok(plan_check(plan));
+    assert_int_equal(plan->workers, unequal ? 8 : 10);
+    plan_destroy(plan);
+  }
+}
+
 /* head = "all": tile after tile, each for all heads; ranges may reach beyond the tiles; the same
  * with times. */
 static void test_side_by_side(void **state) {
@@ -451,6 +470,7 @@ int main(void) {
       cmocka_unit_test(test_functions_start_afresh),
       cmocka_unit_test(test_a_map_ends_with_its_call),
       cmocka_unit_test(test_mixed_keeps_lanes),
+      cmocka_unit_test(test_unequal_lanes_keep_step),
       cmocka_unit_test(test_side_by_side),
       cmocka_unit_test(test_together_in_an_answer),
       cmocka_unit_test(test_batch_variant),
