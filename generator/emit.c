@@ -268,8 +268,13 @@ void emit_score(const Spec *spec, Text *out) {
 
 void emit_instructions(const Spec *spec, const Tiling *tiling, Text *out) {
   text_append(out, "// Tensor-core instructions in use.\n#pragma once\n\nnamespace rota {\n\n");
-  instructions_emit(spec->dtype, tiling->wgmma, tiling->wgmma_count,
-                    tiling_get(tiling, "restarts", 0) != 0, out);
+  const Products products = {.n = tiling->wgmma,
+                             .count = tiling->wgmma_count,
+                             .along_n = tiling->tile_kv,
+                             .along_steps = tiling_get(tiling, "sum_along", 0),
+                             .across_n = spec->head_dim_v,
+                             .across_steps = tiling_get(tiling, "sum_across", 0)};
+  instructions_emit(spec->dtype, &products, out);
   text_append(out, "\n}  // namespace rota\n");
 }
 

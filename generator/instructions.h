@@ -5,9 +5,17 @@
 
 #include "generator/text.h"
 
+/* Products of warpgroups: those of each N, or whole sums over so many k steps of 16 for which each N
+ * is used alone. */
+typedef struct Products {
+  const int *n;
+  int count; /* 0: none, the kernels multiply warp by warp */
+  int along_n, along_steps;
+  int across_n, across_steps;
+} Products;
+
 /* Appends the body of instructions.cuh for operands of `dtype`; nothing for FP32, which has no such
- * instruction in the portable kernels. restarts: a sum may begin anew when a product is issued. */
-void instructions_emit(rota_dtype dtype, const int *wgmma_n, int wgmma_count, bool restarts,
-                       Text *out);
+ * instruction in the portable kernels. */
+void instructions_emit(rota_dtype dtype, const Products *products, Text *out);
 
 #endif

@@ -3,7 +3,8 @@
 --
 -- A tiling may have, beside what portable.lua says:
 --   wgmma        {64, 128}: values of N, ascending, for which instructions.cuh gets Wgmma<N>
---   restarts     1: of them also accumulate_if, which is asked whether it begins a sum anew
+--   sum_along, sum_across   (forward) k steps of 16 of S and of P V: then Wgmma<tile_kv> and
+--                Wgmma<head_dim_v> have these sums as a whole, and nothing else
 --   tensor_maps  {{tensor = "q", rows = 128}, ...}: entries take a second argument, the tensors as
 --                the copy engine reads them in boxes of 64 columns and so many rows; tiling.cuh
 --                gets kMapQ, kMapK, kMapDO ... (names: generator/tiling.h's MAPPED_LIST)

@@ -183,7 +183,8 @@ local function tiling(spec, target, c)
     pieces = cuts(spec) and PIECES_MAX or 0,
     join_rows = JOIN_ROWS,
     wgmma = shapes,
-    restarts = 1, -- sums of products begin anew when asked: Wgmma<N>::accumulate_if
+    sum_along = (spec.head_dim + 15) // 16,
+    sum_across = c.tile_kv // 16,
     tensor_maps = {
       { tensor = "q", rows = c.tile_q, heads = c.packed },
       { tensor = "k", rows = c.tile_kv },

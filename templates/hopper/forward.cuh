@@ -46,7 +46,7 @@ struct ForwardConsumer {
   using Shared = ForwardShared;
   static constexpr int kS = kTileKv / 2, kO = kHeadDimV / 2; // accumulators of a thread
   static constexpr int kBlocksO = kHeadDimV / 8;
-  static constexpr int kStepsS = (kHeadDim + 15) / 16, kStepsO = kTileKv / 16;
+  static constexpr int kStepsO = kTileKv / 16; // k steps of P V
   // Whether an item's rows are closed before the next one's softmax and not beside it, for want of
   // registers.
   static constexpr bool kClosesFirst = kSpread != 0 && kConsumers > 2;
@@ -126,11 +126,7 @@ struct ForwardConsumer {
       base = (unsigned)uniform((int)base);
     const Descriptor q = describe_along(base);
     const Descriptor k = describe_along(shared.k(ring_k.stage));
-    Wgmma<kTileKv>::template multiply<0, 0>(s, q, k);
-#pragma unroll
-    for (int step = 1; step < kStepsS; step++)
-      Wgmma<kTileKv>::template accumulate<0, 0>(s, advance(q, step_along(Shared::kRows, step)),
-                                                advance(k, step_along(kTileKv, step)));
+    Wgmma<kTileKv>::template sum_along<Shared::kRows, kTileKv>(s, q, k);
     wgmma_commit();
   }
   // adds: O is not what this tile alone gives.
@@ -138,12 +134,7 @@ struct ForwardConsumer {
     barrier_wait_phase(shared.v_full(ring_v.stage), ring_v.parity);
     wgmma_fence();
     const Descriptor v = describe_across(shared.v(ring_v.stage), kTileKv);
-#pragma unroll
-    for (int step = 0; step < kStepsO; step++)
-      if (kShort && step == 0)
-        Wgmma<kHeadDimV>::template accumulate_if<1>(o, p[0], v, adds);
-      else
-        Wgmma<kHeadDimV>::template accumulate<1>(o, p[step], advance(v, step_across(step)));
+    Wgmma<kHeadDimV>::sum_across(o, p, v, !kShort || adds);
     wgmma_commit();
   }
 
