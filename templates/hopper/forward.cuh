@@ -274,9 +274,7 @@ struct ForwardConsumer {
         prepare_q();
         return true;
       }
-      float o[kO];
-      clear(o);
-      store_o(o, close(Softmax(), items.index), items.index);
+      store_empty(items.index);
       release_item();
     }
     return false;
@@ -444,7 +442,7 @@ struct ForwardConsumer {
     float scale[2], lse[2], mean_square[2];
     float *lse_at[2]; // lse_place, if kShort
     int partial;      // item_partial
-    bool whole;       // item_is_whole
+    bool whole;       // item_is_whole, or a piece
     bool zeros;       // some rows of the warp have no keys; if kShort
   };
   // Where the lane stores LSE of a row of the tile; null: nowhere.
@@ -460,7 +458,7 @@ struct ForwardConsumer {
     RowEnds ends;
     ends.partial = uniform(item_partial(shared.item(number)));
     if constexpr (kShort)
-      ends.whole = item_is_whole(item);
+      ends.whole = ends.partial >= 0 || item_is_whole(item);
     const int row = kPacked == 1 ? found_row() : lane_row(0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -501,27 +499,78 @@ struct ForwardConsumer {
     }
   }
   // Scales, rounds and stores O of an item, and stores the ends of its rows.
-  ROTA_DEVICE void store_o(float (&o)[kO], const RowEnds &ends, int number) const {
+  ROTA_DEVICE void store_o(const float (&o)[kO], const RowEnds &ends, int number) const {
     const float(&scale)[2] = ends.scale;
-    if (kShort ? ends.zeros : __any_sync(kAllLanes, scale[0] == 0.0f || scale[1] == 0.0f)) {
-      // A select: the accumulators of an empty row may hold 0 * NaN of a neighbour's key.
-#pragma unroll
-      for (int i = 0; i < kO; i++)
-        o[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : o[i];
-    }
     if constexpr (kStagedO)
       barrier_wait_phase(shared.o_empty(), number % 2); // an item, a phase
     if (ends.partial >= 0)
       store_partial(o, scale, number, ends.partial);
     else if constexpr (kStagedO)
-      stage_o(o, scale, number, ends.whole);
+      stage_o(o, scale);
     else
       store_directly(o, scale, load_item(shared.item(number)));
+    if (kShort ? ends.zeros : __any_sync(kAllLanes, scale[0] == 0.0f || scale[1] == 0.0f))
+      store_zeros(ends, load_item(shared.item(number)));
     if constexpr (kStagedO)
-      release(shared.o_full());
+      release_staged(ends, number);
     const ForwardItem item = load_item(shared.item(number));
     if constexpr (!kClosesFirst)
       store_ends(item, ends);
+  }
+  // Rows without keys become zeros, whatever was stored: their accumulators may hold 0 * NaN of a
+  // neighbour's key. In loops, since they are rare and code takes time to compile.
+  ROTA_DEVICE void store_zeros(const RowEnds &ends, const ForwardItem &item) const {
+    __syncwarp();
+#pragma unroll 1
+    for (int r = 0; r < 2; r++) {
+      const int row = found_row() + 8 * r;
+      if ((r == 0 ? ends.scale[0] : ends.scale[1]) != 0.0f)
+        continue;
+      if (ends.partial >= 0) {
+        if (stores(item, row))
+          zero_row(arguments.partials + (long long)(ends.partial + row) * kHeadDimV,
+                   kHeadDimV / 4);
+      } else if constexpr (kStagedO) {
+#pragma unroll 1
+        for (int chunk = lane_index() % 4; chunk < kBlocksO; chunk += 4)
+          store_shared_chunk(shared.o() + (unsigned)box_offset(Shared::kRows, row, chunk),
+                             Chunk{{0, 0, 0, 0}});
+      } else if (stores(item, row)) {
+        zero_row(o_place(item, row), kBlocksO);
+      }
+    }
+    __syncwarp();
+  }
+  // By the four lanes of the row.
+  ROTA_DEVICE static void zero_row(void *to, int chunks) {
+#pragma unroll 1
+    for (int chunk = lane_index() % 4; chunk < chunks; chunk += 4)
+      store_global_chunk((char *)to + chunk * 16, Chunk{{0, 0, 0, 0}});
+  }
+  ROTA_DEVICE Element *o_place(const ForwardItem &item, int row) const {
+    return element_at<Element>(arguments.o, item.slot, item.row + row / kPacked,
+                               item.origin.h + row % kPacked);
+  }
+  // What an item without tiles gives: zeros, and LSE of no key or of the sink. Pieces have tiles.
+  ROTA_DEVICE void store_empty(int number) const {
+    if constexpr (kStagedO)
+      barrier_wait_phase(shared.o_empty(), number % 2);
+    const ForwardItem item = load_item(shared.item(number));
+#pragma unroll 1
+    for (int row = found_row(), end = row + 16; row < end; row += 8)
+      if (stores(item, row)) {
+        zero_row(o_place(item, row), kBlocksO);
+        if (lane_index() % 4 == 0) {
+          const int at = item.row + row / kPacked, head = item.origin.h + row % kPacked;
+          const bool used = item.origin.q + row / kPacked < item.origin.n_q;
+          *element_at<float>(arguments.lse, item.slot, at, head) =
+              kSinkLogit && used ? arguments.sink[head] : -kInfinity;
+          if constexpr (kSpread != 0)
+            *element_at<float>(arguments.mean_square, item.slot, at, head) = 0.0f;
+        }
+      }
+    if constexpr (kStagedO)
+      release(shared.o_full());
   }
   ROTA_DEVICE static unsigned packed_o(const float (&o)[kO], const float (&scale)[2], int block,
                                        int r) {
@@ -531,8 +580,7 @@ struct ForwardConsumer {
   // By way of shared memory: the K loader has the copy engine take it on. But where rows of the
   // tile lie past the end of their slot each warp copies its own 16. (A consumer that called the
   // copy engine would have its loops' descriptors in ordinary registers.)
-  ROTA_DEVICE void stage_o(const float (&o)[kO], const float (&scale)[2], int number,
-                           bool whole) const {
+  ROTA_DEVICE void stage_o(const float (&o)[kO], const float (&scale)[2]) const {
     const int lane = hidden(lane_index()), first = 64 * group + warp_index() % 4 * 16;
     const unsigned staged = (unsigned)hidden((int)shared.o());
 #pragma unroll
@@ -542,18 +590,16 @@ struct ForwardConsumer {
       store_matrices(
           staged + (unsigned)box_offset(Shared::kRows, first + lane % 16, block + lane / 16), word);
     }
-    if constexpr (kShort)
-      if (uniform(!whole)) {
-        __syncwarp();
-        copy_rows(staged, first, load_item(shared.item(number)));
-      }
+  }
+  ROTA_DEVICE void release_staged(const RowEnds &ends, int number) const {
+    const auto item = [&] { return load_item(shared.item(number)); };
+    if (uniform(kShort ? !ends.whole : ends.partial < 0 && !item_is_whole(item()))) {
+      __syncwarp();
+      copy_rows(shared.o(), 64 * group + warp_index() % 4 * 16, item());
+    }
     fence_shared_for_engines();
     __syncwarp();
-    if constexpr (!kShort) {
-      const ForwardItem item = load_item(shared.item(number));
-      if (uniform(!item_is_whole(item)))
-        copy_rows(staged, first, item);
-    }
+    release(shared.o_full());
   }
   ROTA_DEVICE void copy_rows(unsigned staged, int first, const ForwardItem &item) const {
 #pragma unroll 1

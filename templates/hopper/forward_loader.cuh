@@ -44,8 +44,9 @@ struct ForwardLoader {
     }
   }
   ROTA_DEVICE void start_store(Stores &stores) const {
-    const ForwardItem item = load_item(shared.item(stores.index));
-    if (item_is_whole(item) && item_partial(shared.item(stores.index)) < 0) {
+    const unsigned from = shared.item(stores.index);
+    const ForwardItem item = load_item(from);
+    if (item_is_whole(item) && !item_is_empty(from) && item_partial(from) < 0) {
 #pragma unroll
       for (int box = 0; box < Shared::kBoxesV; box++)
         store_box(&maps.map[kMapO], box * kBoxColumns, item.origin.h, item.row, item.slot,
