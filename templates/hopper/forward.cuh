@@ -420,23 +420,23 @@ struct ForwardConsumer {
       ring_v.advance();
     }
   }
-  // O of a piece: scaled, in fp32, to its partials.
-  ROTA_DEVICE void store_partial(const float (&o)[kO], const float (&scale)[2], int number,
-                                 int partial) const {
+  // O of a piece, in fp32, to its partials.
+  ROTA_DEVICE void store_partial(const float (&o)[kO], int number, int partial) const {
     const ForwardItem item = load_item(shared.item(number));
     const int first = found_row();
     const int rows = smaller(item.rows_q - item.origin.q, kTileQ) * kPacked;
-    float *to =
-        arguments.partials + (long long)(partial + first) * kHeadDimV + lane_index() % 4 * 2;
+    Pair *to = (Pair *)(arguments.partials + (long long)(partial + first) * kHeadDimV) +
+               lane_index() % 4;
 #pragma unroll
     for (int r = 0; r < 2; r++)
       if (first + 8 * r < rows)
 #pragma unroll
         for (int i = 0; i < kBlocksO; i++)
-          store_global_words(to + 8 * (r * kHeadDimV + i),
-                             __float_as_uint(o[4 * i + 2 * r] * scale[r]),
-                             __float_as_uint(o[4 * i + 2 * r + 1] * scale[r]));
+          to[4 * (r * kHeadDimV + i)] = {o[4 * i + 2 * r], o[4 * i + 2 * r + 1]};
   }
+  struct alignas(8) Pair {
+    float x, y;
+  };
   // Of the lane's two rows of an item: the factors of O, and what is stored beside it.
   struct RowEnds {
     float scale[2], lse[2], mean_square[2];
@@ -499,16 +499,17 @@ struct ForwardConsumer {
     }
   }
   // Scales, rounds and stores O of an item, and stores the ends of its rows.
-  ROTA_DEVICE void store_o(const float (&o)[kO], const RowEnds &ends, int number) const {
+  ROTA_DEVICE void store_o(float (&o)[kO], const RowEnds &ends, int number) const {
     const float(&scale)[2] = ends.scale;
+    Softmax::multiply_rows(o, scale);
     if constexpr (kStagedO)
       barrier_wait_phase(shared.o_empty(), number % 2); // an item, a phase
     if (ends.partial >= 0)
-      store_partial(o, scale, number, ends.partial);
+      store_partial(o, number, ends.partial);
     else if constexpr (kStagedO)
-      stage_o(o, scale);
+      stage_o(o);
     else
-      store_directly(o, scale, load_item(shared.item(number)));
+      store_directly(o, load_item(shared.item(number)));
     if (kShort ? ends.zeros : __any_sync(kAllLanes, scale[0] == 0.0f || scale[1] == 0.0f))
       store_zeros(ends, load_item(shared.item(number)));
     if constexpr (kStagedO)
@@ -572,23 +573,25 @@ struct ForwardConsumer {
     if constexpr (kStagedO)
       release(shared.o_full());
   }
-  ROTA_DEVICE static unsigned packed_o(const float (&o)[kO], const float (&scale)[2], int block,
-                                       int r) {
+  ROTA_DEVICE static unsigned packed_o(const float (&o)[kO], int block, int r) {
     const int i = 4 * smaller(block, kBlocksO - 1) + 2 * r;
-    return pack(o[i] * scale[r], o[i + 1] * scale[r], Element());
+    return pack(o[i], o[i + 1], Element());
   }
   // By way of shared memory: the K loader has the copy engine take it on. But where rows of the
   // tile lie past the end of their slot each warp copies its own 16. (A consumer that called the
   // copy engine would have its loops' descriptors in ordinary registers.)
-  ROTA_DEVICE void stage_o(const float (&o)[kO], const float (&scale)[2]) const {
+  ROTA_DEVICE void stage_o(const float (&o)[kO]) const {
     const int lane = hidden(lane_index()), first = 64 * group + warp_index() % 4 * 16;
-    const unsigned staged = (unsigned)hidden((int)shared.o());
+    // Of blocks 0 and 1; others differ in a few bits (box_offset).
+    const unsigned at = (unsigned)hidden((int)shared.o()) +
+                        (unsigned)box_offset(Shared::kRows, first + lane % 16, lane / 16);
 #pragma unroll
     for (int block = 0; block < kBlocksO; block += 2) {
-      const unsigned word[4] = {packed_o(o, scale, block, 0), packed_o(o, scale, block, 1),
-                                packed_o(o, scale, block + 1, 0), packed_o(o, scale, block + 1, 1)};
-      store_matrices(
-          staged + (unsigned)box_offset(Shared::kRows, first + lane % 16, block + lane / 16), word);
+      const unsigned word[4] = {packed_o(o, block, 0), packed_o(o, block, 1),
+                                packed_o(o, block + 1, 0), packed_o(o, block + 1, 1)};
+      store_matrices((at ^ (unsigned)(block % 8 * 16)) +
+                         (unsigned)(block / 8 * Shared::kRows * kBoxPitch),
+                     word);
     }
   }
   ROTA_DEVICE void release_staged(const RowEnds &ends, int number) const {
@@ -616,8 +619,7 @@ struct ForwardConsumer {
     __syncwarp();
   }
   // Straight from registers: the four lanes of a row exchange words until each has 16 bytes.
-  ROTA_DEVICE void store_directly(const float (&o)[kO], const float (&scale)[2],
-                                  const ForwardItem &item) const {
+  ROTA_DEVICE void store_directly(const float (&o)[kO], const ForwardItem &item) const {
     const int lane = lane_index() % 4, row = kPacked == 1 ? found_row() : lane_row(0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -630,7 +632,7 @@ struct ForwardConsumer {
         unsigned word[4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-          word[j] = packed_o(o, scale, first + j, r);
+          word[j] = packed_o(o, first + j, r);
         quad_transpose(word);
         if (stored && first + lane < kBlocksO)
           store_global_chunk(to + (first + lane) * 8, Chunk{{word[0], word[1], word[2], word[3]}});

@@ -46,7 +46,9 @@ struct ForwardShared {
   ROTA_DEVICE unsigned q(int stage) const { return base + stage * kBytesQ; }
   ROTA_DEVICE unsigned k(int stage) const { return base + kK + stage * kBytesK; }
   ROTA_DEVICE unsigned v(int stage) const { return base + kV + stage * kBytesV; }
-  ROTA_DEVICE unsigned item(int number) const { return base + kItems + number % kItemSlots * 64; }
+  ROTA_DEVICE unsigned item(int number) const {
+    return base + kItems + (unsigned)number % kItemSlots * 64;
+  }
   ROTA_DEVICE unsigned tile(int stage) const { return base + kTiles + stage * 4; }
   ROTA_DEVICE unsigned weights(int stage) const { return base + kWeights + stage * kWeightBytes; }
   ROTA_DEVICE unsigned barrier(int i) const { return base + kBarriers + i * 8; }
@@ -92,11 +94,11 @@ ROTA_DEVICE void store_item(unsigned to, const RotaSequence &sequence, int q_beg
   store_shared_word(to + 36, (unsigned)partial);
 }
 ROTA_DEVICE ForwardItem load_item(unsigned from) {
-  int word[8];
-#pragma unroll
-  for (int i = 0; i < 8; i++)
-    word[i] = load_shared_int(from + i * 4);
-  return {{word[0], 0, word[1], word[2], word[3], word[4]}, word[5], word[6], word[7]};
+  const Chunk a = load_shared_chunk(from), b = load_shared_chunk(from + 16);
+  return {{(int)a.word[0], 0, (int)a.word[1], (int)a.word[2], (int)a.word[3], (int)b.word[0]},
+          (int)b.word[1],
+          (int)b.word[2],
+          (int)b.word[3]};
 }
 // Of a piece, where its results go: the first row of its partials; -1: to O and LSE.
 ROTA_DEVICE int item_partial(unsigned from) {
