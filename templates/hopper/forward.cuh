@@ -168,8 +168,8 @@ struct ForwardConsumer {
   }
   // Of columns 8 n + c (c 0 or 1) those below x, as bits 2 n + c.
   ROTA_DEVICE static unsigned columns_below(int x) {
-    const int count = x <= 0 ? 0 : x / 8 * 2 + smaller(x % 8, 2);
-    return count >= 32 ? ~0u : (1u << count) - 1;
+    const unsigned below = (unsigned)larger(x, 0);
+    return lowest_bits(below / 8 * 2 + (unsigned)smaller((int)(below % 8), 2));
   }
   // The keys that the lane's two queries may attend among the columns from `first`: 8 n + c as
   // above. `bounded`: the mask is an interval of keys in this tile.
@@ -243,7 +243,9 @@ struct ForwardConsumer {
 
   // A negative scale goes into Q, since peaks are taken before scaling.
   ROTA_DEVICE void negate_q() const {
+#pragma unroll 1
     for (int at = (int)threadIdx.x % kWarpgroup * 16; at < 64 * kBoxPitch; at += kWarpgroup * 16)
+#pragma unroll 1
       for (int box = 0; box < Shared::kBoxesQ; box++) {
         const unsigned chunk = shared.q(ring_q.stage) +
                                (unsigned)((box * Shared::kRows + group * 64) * kBoxPitch + at);

@@ -161,13 +161,14 @@ struct ForwardLoader {
       return true;
     Position at = position_of_tile(sequence, row.q_tile * kTileQ, head);
     const int last = smaller(at.q + kTileQ, at.n_q) - 1;
-    const auto sees_all = [&] {
-      return mask_first(at, arguments) <= end - kTileKv && mask_end(at, arguments) >= end;
-    };
-    if (sees_all())
-      return false;
-    at.q = last;
-    return !sees_all();
+#pragma unroll 1
+    for (bool again = false;; again = true) {
+      if (mask_first(at, arguments) <= end - kTileKv && mask_end(at, arguments) >= end)
+        return false;
+      if (again)
+        return true;
+      at.q = last;
+    }
   }
 
   // One thread: V.

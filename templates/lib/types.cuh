@@ -182,6 +182,13 @@ __host__ __device__ constexpr int smaller(int a, int b) {
   return a < b ? a : b;
 }
 
+// The lowest `count` bits; all from 32 on.
+ROTA_DEVICE unsigned lowest_bits(unsigned count) {
+  unsigned y;
+  asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(y) : "r"(count));
+  return y;
+}
+
 // ---- Lanes ----
 
 ROTA_DEVICE int lane_index() {
