@@ -122,8 +122,10 @@ static void emit_sum_along(int n, int steps, const char *type, Text *out) {
     if (step < 2)
       text_format(out, "                 \"setp.ne.b32 add, %d, 0;\\n\"\n", step);
     if (step > 0)
-      text_format(out, "                 \"add.s64 a, %%%d, %%%d;\\nadd.s64 b, %%%d, %%%d;\\n\"\n", d,
-                  step_a + step - 1, d + 1, step_b + step - 1);
+      text_format(out,
+                  "                 \"add.s64 a, %%%d, %%%d;\\n\"\n"
+                  "                 \"add.s64 b, %%%d, %%%d;\\n\"\n",
+                  d, step_a + step - 1, d + 1, step_b + step - 1);
     text_append(out, "                 ");
     emit_wgmma_name(n, type, out);
     emit_registers(out, 0, d);
