@@ -5,8 +5,8 @@
 
 #include "generator/text.h"
 
-/* Products of warpgroups: those of each N; or whole sums over so many k steps of 16, and then each N
- * serves these alone. */
+/* Products of warpgroups: those of each N; or whole sums over so many k steps of 16, and then each
+ * N serves these alone. */
 typedef struct Products {
   const int *n;
   int count; /* 0: none, the kernels multiply warp by warp */
