@@ -55,12 +55,15 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
   }
 }
 
-// Two sums of a row, scaled and rounded.
-ROTA_DEVICE unsigned finished(const RotaArguments &arguments, const RotaSequence &sequence, int q,
-                              int head, float low, float high) {
-  if constexpr (kExact)
-    return pack_fixed(arguments, sequence, q, head, low, high);
-  return pack(arguments.scale * low, arguments.scale * high, Element());
+// What the sums of a row are multiplied by; exists: else the row is zeros.
+ROTA_DEVICE float row_unit(const RotaArguments &arguments, const RotaSequence &sequence, int q,
+                           int head, bool &exists) {
+  exists = q < sequence.n_q;
+  if constexpr (!kExact)
+    return arguments.scale;
+  const float factor = exists ? query_factor(arguments, sequence, q, head) : 0.0f;
+  exists = factor != 0.0f;
+  return arguments.scale / factor / key_factor(arguments, sequence, head / kGroup);
 }
 
 // One block per (query tile, query head).
@@ -75,6 +78,11 @@ ROTA_DEVICE void finalise(const RotaArguments &arguments, const RotaTensorMaps &
   const int lane = lane_index();
   for (int i = warp_index(); i < kDqWarps; i += (int)blockDim.x / kWarp) {
     const int q = row.q_tile * kTileQ + 16 * i + lane / 4;
+    float unit[2];
+    bool exists[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      unit[r] = row_unit(arguments, sequence, q + 8 * r, item.head, exists[r]);
 #pragma unroll
     for (int j = 0; j < kDqFragments; j++) {
       const int column = 8 * j + 2 * (lane % 4);
@@ -83,10 +91,11 @@ ROTA_DEVICE void finalise(const RotaArguments &arguments, const RotaTensorMaps &
 #pragma unroll
       for (int r = 0; r < 2; r++)
         if (q + 8 * r < sequence.rows_q && column < kHeadDim)
-          store_global_word(row_q<Element>(arguments.d_q, sequence, q + 8 * r, item.head) + column,
-                            q + 8 * r < sequence.n_q ? finished(arguments, sequence, q + 8 * r,
-                                                                item.head, x[2 * r], x[2 * r + 1])
-                                                     : 0u);
+          store_global_word(
+              row_q<Element>(arguments.d_q, sequence, q + 8 * r, item.head) + column,
+              exists[r] ? pack(sum_value(x[2 * r]) * unit[r], sum_value(x[2 * r + 1]) * unit[r],
+                               Element())
+                        : 0u);
     }
   }
 }

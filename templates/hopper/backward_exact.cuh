@@ -276,15 +276,14 @@ ROTA_DEVICE void spoil_rows(const float (&dq)[kCount], Element *factors, int row
 
 // ---- In finalise ----
 
-// Two integer sums of a row, scaled back and rounded.
-ROTA_DEVICE unsigned pack_fixed(const RotaArguments &arguments, const RotaSequence &sequence, int q,
-                                int head, float low, float high) {
+// By which the partials of a row were multiplied, beside key_factor; 0: there are none.
+ROTA_DEVICE float query_factor(const RotaArguments &arguments, const RotaSequence &sequence, int q,
+                               int head) {
   const long long tile = query_tile_number(arguments, sequence, q / kTileQ, head);
-  const float factor = to_float(factors_of(arguments, tile)[factor_place(q % kTileQ)]);
-  if (factor == 0.0f)
-    return 0u;
-  const float unit = arguments.scale / factor / key_factor(arguments, sequence, head / kGroup);
-  return pack(from_fixed(low) * unit, from_fixed(high) * unit, Element());
+  return to_float(factors_of(arguments, tile)[factor_place(q % kTileQ)]);
+}
+ROTA_DEVICE float sum_value(float sum) {
+  return kExact ? from_fixed(sum) : sum;
 }
 
 } // namespace rota
