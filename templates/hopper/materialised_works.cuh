@@ -562,6 +562,7 @@ struct WorkConsumer {
     bool clear = (word & kWordClear) && (bits >> row % 32 & 1u);
     if (word & kWordSuspect) { // the same for all threads
       unsigned found = 0;
+#pragma unroll 1
       for (int i = part; i < (kColumns + 63) / 64 * 8; i += 4) {
         const Chunk x =
             load_shared_chunk(b + (unsigned)(i / 8 * kPartBytes + row * kBoxPitch + i % 8 * 16));
@@ -682,7 +683,7 @@ struct WorkConsumer {
         const unsigned x =
             pack(scale[r] * d[4 * i + 2 * r], scale[r] * d[4 * i + 2 * r + 1], Element());
         if (column < dim)
-          store_global_word(to + column, zero ? 0u : x);
+          *reinterpret_cast<unsigned *>(to + column) = zero ? 0u : x;
       }
     }
   }
