@@ -33,6 +33,13 @@ static int32_t lane_of(const AssignRequest *request, RotaItem item) {
   return kv_tile < pattern->chains ? pattern->lane[kv_tile] : -1;
 }
 
+/* Ticks that an item keeps its worker busy, if nobody waits. */
+static int64_t item_ticks(const AssignRequest *request, RotaItem item) {
+  const Costs *costs = &request->schedule->costs;
+  int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
+  return costs->start + visits_of(request, item) * visit;
+}
+
 /* ---- Tickets ---- */
 
 /* A worker per item: tickets are drawn in item order. */
@@ -102,11 +109,18 @@ static int32_t pairs_together(const AssignRequest *request, RotaItem at, int32_t
   return together > 0 && together < all ? together : all;
 }
 
+enum { TIERED, MERGED, OTHERS };
+
+/* How a pattern's pairs are dealt, and when. */
+static int place_of(const Pattern *pattern, bool apart) {
+  return pattern->tier ? TIERED : pattern->in_order || !apart ? MERGED : OTHERS;
+}
+
 /* (sequence, kv head) pairs come in groups of `together`; group by group, the longest chain first.
- * Pairs whose chains do not wait in order come after the others, untouched, if they are `apart`;
- * returns where they begin in *others. */
+ * Before them those in tiers, untouched: how many items, in *tiered. After them, if they are
+ * `apart`, those whose chains do not wait in order: where these begin, in *others. */
 static rota_status longest_first(const AssignRequest *request, bool apart, RotaItem *items,
-                                 int64_t *others) {
+                                 int64_t *tiered, int64_t *others) {
   size_t count = (size_t)request->item_count;
   size_t pairs = (size_t)request->batch * (size_t)request->kv_heads;
   int32_t merged = 0;
@@ -122,11 +136,15 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
     memcpy(merge.copy, items, count * sizeof(RotaItem));
     for (int64_t i = 0, end; i < request->item_count; i = end) {
       end = pair_end(request, merge.copy, i);
-      if (!apart || pattern_of(request, merge.copy[i])->in_order) {
+      int place = place_of(pattern_of(request, merge.copy[i]), apart);
+      if (place == MERGED) {
         merge.next[merged] = i;
         merge.end[merged++] = end;
       }
+      for (; place == TIERED && i < end; i++)
+        *last++ = merge.copy[i];
     }
+    *tiered = last - items;
     for (int32_t pair = 0, end; pair < merged; pair = end) {
       end = pair + pairs_together(request, merge.copy[merge.next[pair]], merged - pair);
       last = merge_pairs(request, &merge, pair, end, last);
@@ -134,7 +152,8 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
     *others = last - items;
     for (int64_t i = 0, end; i < request->item_count; i = end) {
       end = pair_end(request, merge.copy, i);
-      for (; apart && i < end && !pattern_of(request, merge.copy[i])->in_order; i++)
+      int place = place_of(pattern_of(request, merge.copy[i]), apart);
+      for (; place == OTHERS && i < end; i++)
         *last++ = merge.copy[i];
     }
   }
@@ -143,6 +162,91 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
   free(merge.next);
   free(merge.end);
   free(merge.copy);
+  return done ? ROTA_OK : ROTA_OUT_OF_MEMORY;
+}
+
+/* ---- Tiers ---- */
+
+/* Chains of a pair that follow one another. */
+typedef struct Stretch {
+  int64_t key; /* what has been dealt of first tiers, in ticks, when it starts */
+  int32_t tier;
+  int64_t begin, end;
+} Stretch;
+
+static int compare_stretches(const void *a, const void *b) {
+  const Stretch *x = a, *y = b;
+  if (x->key != y->key)
+    return x->key < y->key ? -1 : 1;
+  if (x->tier != y->tier)
+    return x->tier < y->tier ? -1 : 1;
+  return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* kv tiles past n_k have none: those of the last tier before them. */
+static int32_t tier_of(const AssignRequest *request, RotaItem item, int32_t before) {
+  const Pattern *pattern = pattern_of(request, item);
+  int32_t kv_tile = request->chains[item.index].kv_tile;
+  return kv_tile < pattern->chains ? pattern->tier[kv_tile] : before;
+}
+
+/* Cuts items of pairs in tiers into stretches, by tier; returns how many. */
+static int64_t cut_tiers(const AssignRequest *request, const RotaItem *items, int64_t count,
+                         Stretch *stretches) {
+  int64_t cut = 0;
+  for (int64_t i = 0, end = 0; i < count; i++) {
+    bool first = i == end; /* of a pair */
+    end = first ? pair_end(request, items, i) : end;
+    int32_t before = first ? -1 : stretches[cut - 1].tier;
+    int32_t tier = tier_of(request, items[i], before);
+    if (first || tier != before)
+      stretches[cut++] = (Stretch){0, tier, i, i};
+    stretches[cut - 1].end = i + 1;
+  }
+  return cut;
+}
+
+/* When each stretch starts. Those of first tiers follow one another; a second tier keeps its
+ * distance from the first, so that at the end enough of the later tiers are left to level the
+ * workers, but no more, since their query tiles may still be in the L2; others follow a round
+ * later each. At the end tier follows tier. */
+static void time_stretches(const AssignRequest *request, const RotaItem *items, Stretch *stretches,
+                           int64_t count) {
+  double first = 0, later = 1, longest = 0;
+  for (int64_t s = 0; s < count; s++) {
+    stretches[s].key = (int64_t)first;
+    for (int64_t i = stretches[s].begin; i < stretches[s].end; i++) {
+      double ticks = (double)item_ticks(request, items[i]);
+      *(stretches[s].tier == 0 ? &first : &later) += ticks;
+      longest = ticks > longest ? ticks : longest;
+    }
+  }
+  double workers = (double)assign_queues_max(request->schedule, request->item_count);
+  double round = workers * longest * first / (first + later);
+  double distance = 1.1 * workers * longest * first / later;
+  for (int64_t s = 0; s < count; s++) {
+    double key = (double)stretches[s].key + distance + (stretches[s].tier - 1) * round;
+    if (stretches[s].tier > 0)
+      stretches[s].key = (int64_t)(key < first ? key : first);
+  }
+}
+
+/* The first `count` items, of pairs in tiers, into the order in which they are dealt. */
+static rota_status order_tiers(const AssignRequest *request, RotaItem *items, int64_t count) {
+  Stretch *stretches = memory_allocate((size_t)count + 1, sizeof(Stretch));
+  RotaItem *copy = memory_allocate((size_t)count + 1, sizeof(RotaItem));
+  bool done = stretches && copy;
+  if (done) {
+    int64_t cut = cut_tiers(request, items, count, stretches);
+    time_stretches(request, items, stretches, cut);
+    qsort(stretches, (size_t)cut, sizeof(Stretch), compare_stretches);
+    memcpy(copy, items, (size_t)count * sizeof(RotaItem));
+    for (int64_t s = 0; s < cut; s++)
+      for (int64_t i = stretches[s].begin; i < stretches[s].end; i++)
+        *items++ = copy[i];
+  }
+  free(stretches);
+  free(copy);
   return done ? ROTA_OK : ROTA_OUT_OF_MEMORY;
 }
 
@@ -228,13 +332,6 @@ typedef struct Lanes {
   HeapEntry *taken; /* [workers] */
 } Lanes;
 
-/* Ticks that an item keeps its worker busy, if nobody waits. */
-static int64_t item_ticks(const AssignRequest *request, RotaItem item) {
-  const Costs *costs = &request->schedule->costs;
-  int64_t visit = costs->visit + (costs->staging ? 0 : costs->reduce);
-  return costs->start + visits_of(request, item) * visit;
-}
-
 /* The lanes of the pair of items [begin, end), longest first, into state->lanes; how many. */
 static int32_t sort_lanes(const AssignRequest *request, Lanes *state, const RotaItem *items,
                           int64_t begin, int64_t end) {
@@ -295,14 +392,16 @@ static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem
 static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int32_t *worker) {
   int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
   size_t size = (size_t)workers + 1;
-  int64_t others = 0;
+  int64_t tiered = 0, others = 0;
   Lanes state = {workers, memory_allocate(size, sizeof(HeapEntry)),
                  memory_allocate(size, sizeof(HeapEntry)), memory_allocate(size, sizeof(int32_t)),
                  memory_allocate(size, sizeof(HeapEntry))};
   rota_status status =
       state.heap && state.lanes && state.target && state.taken ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   if (status == ROTA_OK && request->schedule->assignment != ASSIGN_LANES)
-    status = longest_first(request, true, items, &others);
+    status = longest_first(request, true, items, &tiered, &others);
+  if (status == ROTA_OK)
+    status = order_tiers(request, items, tiered);
   if (status == ROTA_OK) {
     for (int32_t w = 0; w < workers; w++)
       state.heap[w].index = w;
@@ -418,7 +517,7 @@ static rota_status by_call(const AssignRequest *request, RotaItem *items, int *q
 rota_status assign_items(const AssignRequest *request, RotaItem *items, int *queue,
                          int32_t *queues) {
   const Schedule *schedule = request->schedule;
-  int64_t others;
+  int64_t tiered, others;
   memset(queue, 0, sizeof(int));
   *queues = 0;
   switch (schedule->assignment) {
@@ -430,7 +529,8 @@ rota_status assign_items(const AssignRequest *request, RotaItem *items, int *que
   case ASSIGN_CALL:
     return by_call(request, items, queue, queues);
   case ASSIGN_LONGEST:
-    ROTA_TRY(longest_first(request, false, items, &others));
+    ROTA_TRY(longest_first(request, false, items, &tiered, &others));
+    ROTA_TRY(order_tiers(request, items, tiered));
     break;
   case ASSIGN_TICKETS:
     break;

@@ -27,6 +27,7 @@ void answer_free(PatternAnswer *answer) {
   free(answer->start);
   free(answer->priority);
   free(answer->lane);
+  free(answer->tier);
   *answer = (PatternAnswer){0};
 }
 
@@ -335,5 +336,6 @@ void pattern_destroy(Pattern *pattern) {
   free(pattern->visits);
   free(pattern->start_order);
   free(pattern->lane);
+  free(pattern->tier);
   free(pattern);
 }

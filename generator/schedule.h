@@ -34,6 +34,7 @@ typedef struct Pattern {
   int32_t lanes;        /* at most the gang; 0 if read back from a plan */
   bool in_order;        /* chains wait for chains that start earlier only */
   int32_t together;     /* as Schedule.together, which it replaces; 0: not said */
+  int32_t *tier;        /* chains: which tier, never less along start_order; NULL: no tiers */
 } Pattern;
 
 /* ---- What a pattern function is shown ---- */
@@ -83,6 +84,7 @@ typedef struct PatternAnswer {
   Ranks ranks;
   int32_t gang; /* 0: the view's; may only be smaller */
   int32_t together;
+  int32_t *tier; /* owned; NULL: none */
 } PatternAnswer;
 /* OUT_OF_MEMORY; the caller frees the answer in any case. */
 rota_status answer_add(PatternAnswer *answer, VisitRun run);

@@ -3,6 +3,7 @@
 #include "generator/schedule.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static size_t tile_count(const Pattern *pattern) {
   return (size_t)pattern->group * (size_t)pattern->q_tiles;
@@ -233,6 +234,22 @@ static rota_status take_lanes(const char *name, const int32_t *lane, int32_t gan
   return ROTA_OK;
 }
 
+static rota_status take_tiers(const char *name, const int32_t *tier, Pattern *pattern) {
+  for (int32_t i = 0; i < pattern->chains; i++) {
+    int32_t chain = pattern->start_order[i], before = pattern->start_order[i > 0 ? i - 1 : 0];
+    if (!pattern->in_order || tier[chain] < tier[before] || tier[chain] < 0)
+      return status_fail(ROTA_SCHEDULE,
+                         "schedule '%s': chain %d is in tier %d: tiers count up along the start "
+                         "order, by which partials are ranked",
+                         name, chain, tier[chain]);
+  }
+  pattern->tier = memory_allocate((size_t)pattern->chains + 1, sizeof(int32_t));
+  if (!pattern->tier)
+    return ROTA_OUT_OF_MEMORY;
+  memcpy(pattern->tier, tier, (size_t)pattern->chains * sizeof(int32_t));
+  return ROTA_OK;
+}
+
 rota_status pattern_rank(const Schedule *schedule, const PatternAnswer *answer,
                          const int64_t *times, Pattern *pattern) {
   const Costs *costs = &schedule->costs;
@@ -244,6 +261,8 @@ rota_status pattern_rank(const Schedule *schedule, const PatternAnswer *answer,
   pattern->lanes = gang;
   pattern->in_order = answer->ranks == RANKS_BY_START && !answer->lane;
   pattern->together = answer->together;
+  if (answer->tier)
+    ROTA_TRY(take_tiers(schedule->name, answer->tier, pattern));
   if (answer->lane)
     ROTA_TRY(take_lanes(schedule->name, answer->lane, gang, pattern));
   switch (answer->ranks) {

@@ -229,6 +229,7 @@ static rota_status answer_from_value(const Value *value, const PatternView *view
   int64_t chains = view->chains;
   ROTA_TRY(read_narrow(value_field(value, "start"), chains, &answer->start));
   ROTA_TRY(read_narrow(value_field(value, "lanes"), chains, &answer->lane));
+  ROTA_TRY(read_narrow(value_field(value, "tiers"), chains, &answer->tier));
   ROTA_TRY(read_list(value_field(value, "priority"), chains, &answer->priority, &count));
   return read_runs(value_field(value, "visits"), answer);
 }

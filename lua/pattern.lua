@@ -26,6 +26,8 @@
 --            that is free first
 --   gang     to use fewer lanes than there are
 --   together how many (sequence, kv head) pairs "longest" takes together: instead of the schedule's
+--   tiers    function(chain) or list per chain: the tier, from 0, never less along `start`: second
+--            and later ones are dealt some time after the first, and at the end tier by tier
 --
 -- assignment(batch) sees all chains of all sequences and kv heads as numbered items:
 --   batch.items, batch.workers, batch.sequences, batch.kv_heads
@@ -160,7 +162,8 @@ end
 
 ---- Answers: flat lists of integers for C (generator/script_schedule.c)
 
-local known = { "gang", "lanes", "optimize", "ranks", "start", "times", "together", "visits" }
+local known = { "gang", "lanes", "optimize", "ranks", "start", "tiers", "times", "together",
+  "visits" }
 
 local function check_names(answer)
   for name in pairs(answer) do
@@ -235,6 +238,7 @@ function pattern.call(schedule, options, request)
     lanes = answer.lanes ~= nil and by_chain("lanes", map, answer.lanes) or nil,
     gang = answer.gang and integer("gang", answer.gang) or 0,
     together = answer.together and integer("together", answer.together) or 0,
+    tiers = answer.tiers ~= nil and by_chain("tiers", map, answer.tiers) or nil,
     visits = not answer.optimize and visits_of(map, answer) or nil,
   }
 end

@@ -87,6 +87,25 @@ local function is_full(map)
   return true
 end
 
+-- All chains in tiers: those with more than half as many tiles as the longest, then those with more
+-- than half as many as the longest that is left, and so on; each tier from last to first. Returns
+-- them as they start, and the tier of each.
+local function in_tiers(map)
+  local start, tiers, count = up(map.chains), {}, {}
+  for chain = 0, map.chains - 1 do count[chain] = map.count(chain) end
+  table.sort(start, function(a, b) return count[a] > count[b] or count[a] == count[b] and a > b end)
+  local most, tier = count[start[1]], 0
+  for _, chain in ipairs(start) do
+    if 2 * count[chain] <= most then most, tier = count[chain], tier + 1 end
+    tiers[chain] = tier
+  end
+  table.sort(start, function(a, b)
+    if tiers[a] ~= tiers[b] then return tiers[a] < tiers[b] end
+    return a > b
+  end)
+  return start, tiers
+end
+
 -- How many lanes a head has under symmetric_shift, with `beside` heads side by side; 0: as many
 -- as fit if each lane has one pair of chains. Where more lanes would fill the gang, there are more,
 -- and the longest chains have some to themselves; not where these lanes would be much longer.
@@ -226,6 +245,17 @@ schedules.rules = {
     source = "FlashAttention-3's later causal order (shortest chain first)",
     order = "portable",
     pattern = function(map) return { start = down(map.chains), visits = forwards(map) } end,
+  },
+  tiers = {
+    about = "shortest_first in tiers: the longer half of the chains of all heads, then the longer "
+      .. "half of the others, and so on, so that short chains come last",
+    source = "Rota",
+    order = "portable",
+    assignment = "mixed",
+    pattern = function(map)
+      local start, tiers = in_tiers(map)
+      return { start = start, visits = forwards(map), tiers = tiers }
+    end,
   },
   longest_first = {
     about = "the longest chain of all heads first (or of `together` heads, then of as many more), "
