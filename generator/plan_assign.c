@@ -167,10 +167,10 @@ static rota_status longest_first(const AssignRequest *request, bool apart, RotaI
 
 /* ---- Tiers ---- */
 
-/* Chains of a pair that follow one another. */
+/* Chains of a tier of a pair, or of some that take turns: a unit. */
 typedef struct Stretch {
   int64_t key; /* what has been dealt of first tiers, in ticks, when it starts */
-  int32_t tier;
+  int32_t tier, unit;
   int64_t begin, end;
 } Stretch;
 
@@ -180,6 +180,8 @@ static int compare_stretches(const void *a, const void *b) {
     return x->key < y->key ? -1 : 1;
   if (x->tier != y->tier)
     return x->tier < y->tier ? -1 : 1;
+  if (x->unit != y->unit)
+    return x->unit < y->unit ? -1 : 1;
   return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
@@ -190,17 +192,23 @@ static int32_t tier_of(const AssignRequest *request, RotaItem item, int32_t befo
   return kv_tile < pattern->chains ? pattern->tier[kv_tile] : before;
 }
 
-/* Cuts items of pairs in tiers into stretches, by tier; returns how many. */
+/* Cuts items of pairs in tiers into stretches; returns how many. */
 static int64_t cut_tiers(const AssignRequest *request, const RotaItem *items, int64_t count,
                          Stretch *stretches) {
   int64_t cut = 0;
+  int32_t unit = -1, left = 0; /* pairs that the unit may still have */
   for (int64_t i = 0, end = 0; i < count; i++) {
     bool first = i == end; /* of a pair */
-    end = first ? pair_end(request, items, i) : end;
-    int32_t before = first ? -1 : stretches[cut - 1].tier;
+    if (first) {
+      int32_t together = pattern_of(request, items[i])->together;
+      end = pair_end(request, items, i);
+      unit += left == 0;
+      left = (left == 0 ? (together > 1 ? together : 1) : left) - 1;
+    }
+    int32_t before = first ? 0 : stretches[cut - 1].tier;
     int32_t tier = tier_of(request, items[i], before);
     if (first || tier != before)
-      stretches[cut++] = (Stretch){0, tier, i, i};
+      stretches[cut++] = (Stretch){0, tier, unit, i, i};
     stretches[cut - 1].end = i + 1;
   }
   return cut;
@@ -212,9 +220,10 @@ static int64_t cut_tiers(const AssignRequest *request, const RotaItem *items, in
  * later each. At the end tier follows tier. */
 static void time_stretches(const AssignRequest *request, const RotaItem *items, Stretch *stretches,
                            int64_t count) {
-  double first = 0, later = 1, longest = 0;
+  double first = 0, later = 1, longest = 0, base = 0;
   for (int64_t s = 0; s < count; s++) {
-    stretches[s].key = (int64_t)first;
+    base = s > 0 && stretches[s].unit == stretches[s - 1].unit ? base : first;
+    stretches[s].key = (int64_t)base;
     for (int64_t i = stretches[s].begin; i < stretches[s].end; i++) {
       double ticks = (double)item_ticks(request, items[i]);
       *(stretches[s].tier == 0 ? &first : &later) += ticks;
@@ -223,12 +232,27 @@ static void time_stretches(const AssignRequest *request, const RotaItem *items, 
   }
   double workers = (double)assign_queues_max(request->schedule, request->item_count);
   double round = workers * longest * first / (first + later);
-  double distance = 1.1 * workers * longest * first / later;
+  double distance = 1.4 * workers * longest * first / later;
   for (int64_t s = 0; s < count; s++) {
     double key = (double)stretches[s].key + distance + (stretches[s].tier - 1) * round;
     if (stretches[s].tier > 0)
       stretches[s].key = (int64_t)(key < first ? key : first);
   }
+}
+
+/* The stretches of a tier of a unit take turns; returns the next item's place. */
+static RotaItem *take_turns(const Stretch *stretches, int64_t count, const RotaItem *items,
+                            RotaItem *out) {
+  bool more = true;
+  for (int64_t turn = 0; more; turn++) {
+    more = false;
+    for (int64_t s = 0; s < count; s++)
+      if (stretches[s].begin + turn < stretches[s].end) {
+        *out++ = items[stretches[s].begin + turn];
+        more = true;
+      }
+  }
+  return out;
 }
 
 /* The first `count` items, of pairs in tiers, into the order in which they are dealt. */
@@ -241,9 +265,12 @@ static rota_status order_tiers(const AssignRequest *request, RotaItem *items, in
     time_stretches(request, items, stretches, cut);
     qsort(stretches, (size_t)cut, sizeof(Stretch), compare_stretches);
     memcpy(copy, items, (size_t)count * sizeof(RotaItem));
-    for (int64_t s = 0; s < cut; s++)
-      for (int64_t i = stretches[s].begin; i < stretches[s].end; i++)
-        *items++ = copy[i];
+    for (int64_t s = 0, end; s < cut; s = end) {
+      for (end = s + 1; end < cut && stretches[end].unit == stretches[s].unit &&
+                        stretches[end].tier == stretches[s].tier;)
+        end++;
+      items = take_turns(stretches + s, end - s, copy, items);
+    }
   }
   free(stretches);
   free(copy);

@@ -89,21 +89,23 @@ end
 
 -- All chains in tiers: those with more than half as many tiles as the longest, then those with more
 -- than half as many as the longest that is left, and so on; each tier from last to first. Returns
--- them as they start, and the tier of each.
+-- them as they start, the tier of each, and how many are in the first.
 local function in_tiers(map)
   local start, tiers, count = up(map.chains), {}, {}
   for chain = 0, map.chains - 1 do count[chain] = map.count(chain) end
   table.sort(start, function(a, b) return count[a] > count[b] or count[a] == count[b] and a > b end)
-  local most, tier = count[start[1]], 0
+  local most, tier, top = count[start[1]], 0, 0
   for _, chain in ipairs(start) do
-    if 2 * count[chain] <= most then most, tier = count[chain], tier + 1 end
-    tiers[chain] = tier
+    if 2 * count[chain] <= most and count[chain] < most then
+      most, tier = count[chain], tier + 1
+    end
+    tiers[chain], top = tier, top + (tier == 0 and 1 or 0)
   end
   table.sort(start, function(a, b)
     if tiers[a] ~= tiers[b] then return tiers[a] < tiers[b] end
     return a > b
   end)
-  return start, tiers
+  return start, tiers, top
 end
 
 -- How many lanes a head has under symmetric_shift, with `beside` heads side by side; 0: as many
@@ -132,24 +134,6 @@ local function block_of(map, chain, lanes)
     begin = begin, size = size, alone = alone, long = long,
     split = math.max(0, math.min(split, map.q_tiles - 1)),
   }
-end
-
--- The part of the gang that symmetric_shift keeps busy: by the longest lane.
-local function busy_share(map, gang, costs, beside)
-  local lanes = lane_count(map.chains, gang, beside)
-  local start = costs.start / math.max(costs.visit, 1e-9)
-  local loads, sum, most = {}, 0, 0
-  for chain = 0, map.chains - 1 do
-    local count = map.count(chain)
-    if count > 0 then
-      local block = block_of(map, chain, lanes)
-      local i = chain - block.begin
-      local lane = i < block.long and i or block.size + block.alone - 1 - i
-      loads[lane] = (loads[lane] or 0) + count + start
-      sum, most = sum + count + start, math.max(most, loads[lane])
-    end
-  end
-  return sum / (gang / math.max(gang // lanes, 1) * most)
 end
 
 -- The visits of a long chain, that turns through the rectangle of tiles `split` to `last`, from
@@ -247,14 +231,31 @@ schedules.rules = {
     pattern = function(map) return { start = down(map.chains), visits = forwards(map) } end,
   },
   tiers = {
-    about = "shortest_first in tiers: the longer half of the chains of all heads, then the longer "
-      .. "half of the others, and so on, so that short chains come last",
+    about = "shortest_first in tiers: of all heads first the chains of more than half the longest's "
+      .. "length, then the longer half of the others, and so on, so that short ones level the "
+      .. "workers at the end; where few are shorter, as under a window, these longest first",
     source = "Rota",
     order = "portable",
     assignment = "mixed",
     pattern = function(map)
-      local start, tiers = in_tiers(map)
-      return { start = start, visits = forwards(map), tiers = tiers }
+      local start, tiers, top = in_tiers(map)
+      if 4 * top < 3 * map.chains then
+        return { start = start, tiers = tiers, ranks = "start", visits = forwards(map) }
+      end
+      table.sort(start, function(a, b)
+        if tiers[a] == 0 or tiers[b] == 0 then
+          if tiers[a] == tiers[b] then return a > b end
+          return tiers[a] == 0
+        end
+        if map.count(a) ~= map.count(b) then return map.count(a) > map.count(b) end
+        return a < b
+      end)
+      for place = top + 1, #start do tiers[start[place]] = place - top end
+      local upwards, downwards = forwards(map), backwards(map)
+      return {
+        start = start, tiers = tiers, ranks = "start", together = 2,
+        visits = function(chain) return tiers[chain] == 0 and upwards() or downwards() end,
+      }
     end,
   },
   longest_first = {
@@ -322,28 +323,16 @@ schedules.rules = {
   },
 }
 
--- Up to SHORT chains a sequence ends before a shift's chains have spread out. Where a kv tile is
--- three query tiles, from more than LONG on there are enough tiles for the longest chains of
--- several heads first, which leave no worker idle at the end; all heads at once would have to share
--- the L2. The same where symmetric_shift would keep less than ENOUGH of the gang busy:
--- longest_first waits for as much. From MOST on, one pair of chains a lane will do.
-local SHORT, LONG, MOST, ENOUGH = 8, 32, 0.95, 0.92
+-- Up to SHORT chains a sequence ends before a shift's chains have spread out, up to FEW there is
+-- little for later tiers.
+local SHORT, FEW = 8, 4
 
--- How many heads symmetric_shift should have side by side: 0, 1, 2 or 4; nil for none. Not 3 or 5:
--- the last ones of a number of heads, mostly a power of two, would leave many workers idle.
-local function heads_beside(map, gang, costs)
-  local half = (map.chains + 1) // 2
-  local together = gang // half
-  local share = together ~= 3 and together ~= 5 and busy_share(map, gang, costs, 0) or 0
-  if share >= MOST then return 0 end
-  local best, most = 0, share
-  for _, beside in ipairs { 4, 2, 1 } do
-    if gang % beside == 0 and gang // beside < half then
-      share = busy_share(map, gang, costs, beside)
-      if share > most then best, most = beside, share end
-    end
-  end
-  return most >= ENOUGH and best or nil
+-- Whether so many chains begin on the first tile that their order counts for more than the others':
+-- few queries of many keys.
+local function has_many_full_chains(map)
+  local full = 0
+  for chain = 0, map.chains - 1 do full = full + (map.first(chain) == 0 and 1 or 0) end
+  return full > map.chains * (map.group > 1 and 0.7 or 0.25)
 end
 
 -- Grouped heads under causal masks, whose chains are as many times as long: longest_first, of 4 or
@@ -386,7 +375,7 @@ local function are_even(map, blocks)
     end
     before = map.last(block[1])
   end
-  return map.chains > SHORT * #blocks
+  return map.chains > FEW * #blocks
 end
 
 -- Whether some are so long that they must not come last.
@@ -399,48 +388,24 @@ local function has_long_chains(map)
 end
 
 schedules.rules.by_tiles = {
-  about = "for masks that are evaluated: symmetric_shift within documents that are equally long, "
-    .. "of whole tiles; longest_first where few chains are much longer than others; else "
-    .. "shortest_first",
+  about = "for masks that are evaluated: tiers within documents that are equally long, of whole "
+    .. "tiles; longest_first where few chains are much longer than others; else shortest_first",
   source = "measured on Hopper kernels, bench/results/backward_masks_h200.csv; the DAG model",
   assignment = "stretches",
   pattern = function(map, gang, costs)
-    local blocks, rules = blocks_of(map), schedules.rules
-    if not are_even(map, blocks) then
-      local rule = has_long_chains(map) and rules.longest_first or rules.shortest_first
-      local answer = rule.pattern(map, gang, costs, { wave = 0 })
-      answer.ranks = "start"
-      return answer
-    end
-    local chains = blocks[1][2] + 1
-    local half = (chains + 1) // 2
-    local start, short, lanes, visits = {}, {}, {}, {}
-    for number, block in ipairs(blocks) do
-      local last, split = map.last(block[1]), map.first(block[1] + half)
-      local width = last - split + 1
-      for i = 0, chains - 1 do
-        local chain = block[1] + i
-        local from = split + place_of({ stagger = 2 }, width, half, i) % width
-        if i < half then
-          start[#start + 1] = chain
-          visits[chain] = lane_visits(map.group, last, split, from)
-        else
-          short[#short + 1] = chain
-          visits[chain] = lane_visits(map.group, last)
-        end
-        lanes[chain] = ((number - 1) * half + math.min(i, chains - 1 - i)) % gang
-      end
-    end
-    table.move(short, 1, #short, #start + 1, start)
-    return { gang = math.min(half * #blocks, gang), lanes = lanes, visits = visits, start = start }
+    local rules = schedules.rules
+    if are_even(map, blocks_of(map)) then return rules.tiers.pattern(map) end
+    local rule = has_long_chains(map) and rules.longest_first or rules.shortest_first
+    local answer = rule.pattern(map, gang, costs, { wave = 0 })
+    answer.ranks = "start"
+    return answer
   end,
 }
 
 schedules.rules.by_length = {
-  about = "shortest_first for sequences of up to 8 chains; else shift, or for causal masks "
-    .. "symmetric_shift and, where that would leave workers idle, with grouped heads, or from 33 "
-    .. "chains on where a kv tile is three query tiles, longest_first, `together` heads at once "
-    .. "(grouped: 4 or 8, if those fill the gang)",
+  about = "shift from 9 chains on, or for causal masks from 5 chains on tiers, with grouped heads "
+    .. "longest_first, `together` heads at once (4 or 8, if those fill the gang); else, and where "
+    .. "many chains have all query tiles, shortest_first",
   source = "measured on Hopper kernels, docs/schedules.md",
   assignment = "mixed",
   options = { together = { default = 16, least = 0, most = 1 << 20 } },
@@ -451,18 +416,16 @@ schedules.rules.by_length = {
       answer.ranks = "start"
       return answer
     end
-    if map.chains <= SHORT then return in_order(rules.shortest_first) end
-    if is_full(map) then return rules.shift.pattern(map, gang, costs, { stagger = 3 }) end
-    if map.group > 1 then
-      local together, wave = grouped_waves(map, gang, options.together)
-      local answer = in_order(rules.longest_first, { wave = wave })
-      answer.together = together > 0 and together or nil
-      return answer
+    if is_full(map) and map.chains > SHORT then
+      return rules.shift.pattern(map, gang, costs, { stagger = 3 })
     end
-    local is_long = map.chains > LONG and map.tile_kv == 3 * map.tile_q
-    local beside = not is_long and heads_beside(map, gang, costs)
-    if not beside then return in_order(rules.longest_first, { wave = 0 }) end
-    return rules.symmetric_shift.pattern(map, gang, costs, { stagger = 2, beside = beside })
+    local most = map.group > 1 and SHORT or FEW
+    if map.chains <= most or has_many_full_chains(map) then return in_order(rules.shortest_first) end
+    if map.group == 1 then return in_order(rules.tiers) end
+    local together, wave = grouped_waves(map, gang, options.together)
+    local answer = in_order(rules.longest_first, { wave = wave })
+    answer.together = together > 0 and together or nil
+    return answer
   end,
 }
 
@@ -482,8 +445,8 @@ function schedules.auto(request)
   end
   if request.mask == "other" then return "by_tiles" end
   if request.mask == "prefix" then return "by_length" end
-  local twice = 2 * request.tile_q == request.tile_kv
-  return request.mask == "full" and twice and "by_length" or "shortest_first"
+  if request.mask ~= "full" then return "tiers" end
+  return 2 * request.tile_q == request.tile_kv and "by_length" or "shortest_first"
 end
 
 return schedules
