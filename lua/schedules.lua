@@ -231,10 +231,10 @@ schedules.rules = {
     pattern = function(map) return { start = down(map.chains), visits = forwards(map) } end,
   },
   tiers = {
-    about = "shortest_first in tiers: of all heads first the chains of more than half the longest's "
-      .. "length, then the longer half of the others, and so on, so that short ones level the "
+    about = "shortest_first in tiers: of all heads first the chains of more than half the length "
+      .. "of the longest, then the longer half of the others, and so on, so that short ones level the "
       .. "workers at the end; where few are shorter, as under a window, these longest first",
-    source = "Rota",
+    source = "Rota: list scheduling (Graham 1966) in rounds, docs/schedules.md",
     order = "portable",
     assignment = "mixed",
     pattern = function(map)

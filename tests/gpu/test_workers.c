@@ -15,8 +15,8 @@
 enum { AGAIN = 4 };
 
 static const char *const schedules[] = {
-    "ascending",     "descending", "shift",     "symmetric_shift", "shortest_first",
-    "longest_first", "rotate",     "by_length", "by_tiles",        "optimized"};
+    "ascending", "descending", "shift",    "symmetric_shift", "shortest_first", "longest_first",
+    "rotate",    "by_length",  "by_tiles", "optimized",       "tiers"};
 
 static const int32_t unequal[] = {0, 700, 700, 1724, 1725, 3000};
 

@@ -162,10 +162,9 @@ static void check_auto_by_mask(void) {
       {"causal", "longest_first", "by_length", "by_length"},
       {"causal{align = 'top_left'}", "longest_first", "by_length", "by_length"},
       {"causal | prefix(100)", "longest_first", "by_length", "by_length"},
-      {"causal & window(100, 0)", "longest_first", "shortest_first", "shortest_first"},
-      {"prefix(100)", "longest_first", "shortest_first", "shortest_first"},
-      {"where('first <= k and k <= q', {first = 3})", "longest_first", "shortest_first",
-       "shortest_first"},
+      {"causal & window(100, 0)", "longest_first", "tiers", "tiers"},
+      {"prefix(100)", "longest_first", "tiers", "tiers"},
+      {"where('first <= k and k <= q', {first = 3})", "longest_first", "tiers", "tiers"},
       {"causal & document", "longest_first", "by_tiles", "by_tiles"},
   };
   Target target = {.multiprocessors = 132};
@@ -204,7 +203,7 @@ static void test_schedules(void **state) {
     check_ok(script_schedule(test_script, &spec, &ordered, &target, &rule));
     assert_string_equal(rule.name, names[count]);
   }
-  assert_int_equal(count, 10);
+  assert_int_equal(count, 11);
   snprintf(spec.schedule, sizeof spec.schedule, "auto");
   check_ok(script_schedule(test_script, &spec, &ordered, &target, &rule));
   assert_string_equal(rule.name, "shortest_first");

@@ -21,8 +21,8 @@ static const int worker_counts[] = {1, 8, 78, 132};
 enum { WORKER_COUNTS = 4 };
 
 static const char *const schedules[] = {
-    "ascending",     "descending", "shift",     "symmetric_shift", "shortest_first",
-    "longest_first", "rotate",     "by_length", "by_tiles",        "optimized"};
+    "ascending", "descending", "shift",    "symmetric_shift", "shortest_first", "longest_first",
+    "rotate",    "by_length",  "by_tiles", "optimized",       "tiers"};
 enum { SCHEDULES = sizeof schedules / sizeof *schedules };
 
 static Trial *prepared(const char *schedule, const char *mask, int batch) {

@@ -188,6 +188,16 @@ static const struct {
      "model.lua:1|100 million instructions"},
     {"{pattern = function(map) local t = {} for i = 1, 1 << 30 do t[i] = i end end}", ROTA_SCHEDULE,
      "64 MB"},
+    {"{order = 'portable', pattern = function(map) return {tiers = function(c) return c > 4 and 0 "
+     "or 1 end} end}",
+     ROTA_SCHEDULE, "chain 5 is in tier 0: tiers count up along the start order"},
+    {"{order = 'portable', pattern = function(map) return {tiers = function() return -1 end} end}",
+     ROTA_SCHEDULE, "chain 0 is in tier -1"},
+    {"{pattern = function(map) return {tiers = function() return 0 end} end}", ROTA_SCHEDULE,
+     "chain 0 is in tier 0|by which partials are ranked"},
+    {"{pattern = function(map) return {ranks = 'start', tiers = function(c) return c // 3 end} "
+     "end, assignment = 'mixed'}",
+     ROTA_OK, NULL},
     {"{assignment = function() end, pattern = function() return {} end}", ROTA_SCHEDULE,
      "the assignment function returned a nil"},
     {"{assignment = function() return {{0, 0}} end, pattern = function() return {} end}",
@@ -228,7 +238,7 @@ static void test_mistakes(void **state) {
 static void test_any_answer(void **state) {
   (void)state;
   static const char *const fields[] = {"visits", "start",    "ranks",    "times", "lanes",
-                                       "gang",   "optimize", "together", "colour"};
+                                       "gang",   "optimize", "together", "tiers", "colour"};
   static const char *const values[] = {
       "nil",
       "true",
