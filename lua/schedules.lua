@@ -232,8 +232,8 @@ schedules.rules = {
   },
   tiers = {
     about = "shortest_first in tiers: of all heads first the chains of more than half the length "
-      .. "of the longest, then the longer half of the others, and so on, so that short ones level the "
-      .. "workers at the end; where few are shorter, as under a window, these longest first",
+      .. "of the longest, then the longer half of the others, and so on, so that short ones level "
+      .. "the workers at the end; where few are shorter, as under a window, these longest first",
     source = "Rota: list scheduling (Graham 1966) in rounds, docs/schedules.md",
     order = "portable",
     assignment = "mixed",
@@ -420,7 +420,9 @@ schedules.rules.by_length = {
       return rules.shift.pattern(map, gang, costs, { stagger = 3 })
     end
     local most = map.group > 1 and SHORT or FEW
-    if map.chains <= most or has_many_full_chains(map) then return in_order(rules.shortest_first) end
+    if map.chains <= most or has_many_full_chains(map) then
+      return in_order(rules.shortest_first)
+    end
     if map.group == 1 then return in_order(rules.tiers) end
     local together, wave = grouped_waves(map, gang, options.together)
     local answer = in_order(rules.longest_first, { wave = wave })
