@@ -325,7 +325,7 @@ schedules.rules = {
 
 -- Up to SHORT chains a sequence ends before a shift's chains have spread out, up to FEW there is
 -- little for later tiers.
-local SHORT, FEW = 8, 4
+local SHORT, FEW = 8, 5
 
 -- Whether so many chains begin on the first tile that their order counts for more than the others':
 -- few queries of many keys.

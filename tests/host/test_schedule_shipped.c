@@ -178,8 +178,8 @@ static void test_length_of_by_length(void **state) {
     const char *mask, *expected, *other;
     int tile_kv, chains, heads, workers; /* heads: a kv head's */
   } cases[] = {
-      {"k <= q", "shortest_first", "tiers", 128, 4, 1, 8},
-      {"k <= q", "tiers", "shortest_first", 128, 5, 1, 8},
+      {"k <= q", "shortest_first", "tiers", 128, 5, 1, 8},
+      {"k <= q", "tiers", "shortest_first", 128, 6, 1, 8},
       {"k <= q", "tiers", "symmetric_shift", 128, 16, 1, 132},
       {"k <= q", "tiers", "longest_first", 192, 129, 1, 8},
       {"k <= q or k < 512", "tiers", "shortest_first", 128, 16, 1, 8},
