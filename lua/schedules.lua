@@ -375,7 +375,7 @@ local function are_even(map, blocks)
     end
     before = map.last(block[1])
   end
-  return map.chains > FEW * #blocks
+  return map.chains > SHORT * #blocks
 end
 
 -- Whether some are so long that they must not come last.
@@ -387,15 +387,43 @@ local function has_long_chains(map)
   return most * map.chains > 8 * sum
 end
 
+-- symmetric_shift within each of the blocks, which have as many chains.
+local function in_lanes(map, gang, blocks)
+  local chains = blocks[1][2] + 1
+  local half = (chains + 1) // 2
+  local start, short, lanes, visits = {}, {}, {}, {}
+  for number, block in ipairs(blocks) do
+    local last, split = map.last(block[1]), map.first(block[1] + half)
+    local width = last - split + 1
+    for i = 0, chains - 1 do
+      local chain = block[1] + i
+      local from = split + place_of({ stagger = 2 }, width, half, i) % width
+      if i < half then
+        start[#start + 1] = chain
+        visits[chain] = lane_visits(map.group, last, split, from)
+      else
+        short[#short + 1] = chain
+        visits[chain] = lane_visits(map.group, last)
+      end
+      lanes[chain] = ((number - 1) * half + math.min(i, chains - 1 - i)) % gang
+    end
+  end
+  table.move(short, 1, #short, #start + 1, start)
+  return { gang = math.min(half * #blocks, gang), lanes = lanes, visits = visits, start = start }
+end
+
 schedules.rules.by_tiles = {
-  about = "for masks that are evaluated: tiers within documents that are equally long, of whole "
-    .. "tiles; longest_first where few chains are much longer than others; else shortest_first",
-  source = "measured on Hopper kernels, bench/results/backward_masks_h200.csv; the DAG model",
+  about = "for masks that are evaluated: longest_first where few chains are much longer than "
+    .. "others; tiers where documents have more than 5 chains on average, but with grouped heads "
+    .. "symmetric_shift within documents that are equally long, of whole tiles; else "
+    .. "shortest_first",
+  source = "measured on Hopper kernels, docs/schedules.md; the DAG model",
   assignment = "stretches",
   pattern = function(map, gang, costs)
-    local rules = schedules.rules
-    if are_even(map, blocks_of(map)) then return rules.tiers.pattern(map) end
-    local rule = has_long_chains(map) and rules.longest_first or rules.shortest_first
+    local blocks, rules = blocks_of(map), schedules.rules
+    if map.group > 1 and are_even(map, blocks) then return in_lanes(map, gang, blocks) end
+    local rule = has_long_chains(map) and rules.longest_first
+      or map.chains > FEW * #blocks and rules.tiers or rules.shortest_first
     local answer = rule.pattern(map, gang, costs, { wave = 0 })
     answer.ranks = "start"
     return answer
@@ -403,7 +431,7 @@ schedules.rules.by_tiles = {
 }
 
 schedules.rules.by_length = {
-  about = "shift from 9 chains on, or for causal masks from 5 chains on tiers, with grouped heads "
+  about = "shift from 9 chains on, or for causal masks from 6 chains on tiers, with grouped heads "
     .. "longest_first, `together` heads at once (4 or 8, if those fill the gang); else, and where "
     .. "many chains have all query tiles, shortest_first",
   source = "measured on Hopper kernels, docs/schedules.md",

@@ -240,23 +240,28 @@ static void test_short_sequences_take_turns(void **state) {
   plan_case_free(&at);
 }
 
-/* by_tiles: tiers for documents of one length and whole tiles, else another's pattern. */
+/* by_tiles: lanes of their own for grouped heads and documents of one length and whole tiles, else
+ * another's pattern. */
 static void test_tiles_of_by_tiles(void **state) {
   (void)state;
   static const struct {
     const char *mask, *as;
+    int heads; /* of a kv head */
   } cases[] = {
-      {"k <= q and q // 512 == k // 512", "tiers"},
-      {"k <= q and q // 128 == k // 128", "shortest_first"}, /* of few chains */
-      {"k <= q and q // 250 == k // 250", "shortest_first"},
-      {"k <= q and q - k < 256", "shortest_first"},
-      {"k <= q and (q - k < 64 or k < 4)", "longest_first"},
-      {"k <= q", "tiers"}, /* one document */
+      {"k <= q and q // 512 == k // 512", NULL, 2},
+      {"k <= q and q // 512 == k // 512", "tiers", 1},
+      {"k <= q and q // 256 == k // 256", "tiers", 2}, /* of 8 chains */
+      {"k <= q and q // 250 == k // 250", "tiers", 2},
+      {"k <= q and q // 128 == k // 128", "shortest_first", 1}, /* of few chains */
+      {"k <= q and q - k < 256", "shortest_first", 1},
+      {"k <= q and (q - k < 64 or k < 4)", "longest_first", 1},
+      {"k <= q", "tiers", 1}, /* one document */
+      {"k <= q", "symmetric_shift", 2},
   };
   uint64_t random = 4;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     PlanCase at;
-    plan_case_create(&at, "ordered", cases[i].mask, NULL, 2, 1);
+    plan_case_create(&at, "ordered", cases[i].mask, NULL, cases[i].heads, 1);
     at.request.lengths = (rota_lengths){.batch = 2, .n_q = 1536, .n_k = 1536};
     assert_int_equal(choose(&at, "by_tiles", 40), ROTA_OK);
     Plan *plan = plan_case_good(&at);
@@ -264,8 +269,10 @@ static void test_tiles_of_by_tiles(void **state) {
       assert_int_equal(choose(&at, *name, 40), ROTA_OK);
       Plan *other = plan_case_good(&at);
       bool same = strcmp(plan->pattern_digest.hex, other->pattern_digest.hex) == 0;
-      if (strcmp(cases[i].as, *name) == 0 && !same)
+      if (cases[i].as && strcmp(cases[i].as, *name) == 0 && !same)
         fail_msg("%s: not as %s", cases[i].mask, *name);
+      if (!cases[i].as && same && strcmp(*name, "by_tiles") != 0)
+        fail_msg("%s: as %s", cases[i].mask, *name);
       plan_destroy(other);
     }
     plan_destroy(plan);
