@@ -254,6 +254,25 @@ void emit_mask(const Spec *spec, Text *out) {
   text_append(out, "\n}  // namespace rota\n");
 }
 
+/* A score that a softcap ends, in parts. */
+static void emit_cap(const Spec *spec, Text *out) {
+  Expression *size = NULL, *inner = NULL;
+  bool capped = spec->score && expression_cap(spec->score, &size, &inner);
+  text_format(out,
+              "\n// Is the score score_cap() * tanh(score_inner(s) / score_cap()), the cap not "
+              "negative?\n"
+              "inline constexpr bool kScoreIsCapped = %s;\n",
+              truth(capped));
+  emit_function("score.cuh", "float score_cap(const RotaArguments &arguments)", size,
+                &spec->symbols, false, "0.0f", out);
+  emit_function("score.cuh",
+                "auto score_inner(ScaledScore s, const Position &at, const RotaArguments "
+                "&arguments)",
+                inner, &spec->symbols, false, "s", out);
+  expression_release(size);
+  expression_release(inner);
+}
+
 void emit_score(const Spec *spec, Text *out) {
   begin_expression_header("The score function of the scaled score s, and its derivative.", out);
   emit_function("score.cuh",
@@ -263,6 +282,7 @@ void emit_score(const Spec *spec, Text *out) {
   emit_function("score.cuh",
                 "float score_slope(float s, const Position &at, const RotaArguments &arguments)",
                 spec->score_derivative, &spec->symbols, false, "1.0f", out);
+  emit_cap(spec, out);
   text_append(out, "\n}  // namespace rota\n");
 }
 

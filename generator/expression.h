@@ -132,6 +132,10 @@ rota_status expression_derivative(const Expression *expression, Expression **der
  * alone and has a bound; else false. NULL, the derivative of no score: 1. Allocates nothing. */
 bool expression_slope_bound(const Expression *derivative, const Bindings *bindings, float *bound);
 
+/* Of a score cap * tanh(x / cap), with a parameter or number `cap`: |cap| and x. Else false, and
+ * both are NULL: then, too, where memory ran out. */
+bool expression_cap(const Expression *score, Expression **size, Expression **inner);
+
 /* For a mask that allows every query an interval of keys and that can be solved for k: the first
  * key and the one after the last, as integer expressions in 0 .. LIMIT_LENGTH (first >= end: no
  * key). Else false, and both are NULL: then, too, where memory ran out. */

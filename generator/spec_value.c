@@ -254,6 +254,14 @@ static bool mask_by_head(const Spec *spec) {
   return spec->mask && expression_use(spec->mask).h;
 }
 
+static bool score_is_capped(const Spec *spec) {
+  Expression *size = NULL, *inner = NULL;
+  bool capped = spec->score && expression_cap(spec->score, &size, &inner);
+  expression_release(size);
+  expression_release(inner);
+  return capped;
+}
+
 rota_status spec_to_value(const Spec *spec, Value *record) {
   ROTA_TRY(value_set_string(record, "dtype", dtype_name(spec->dtype)));
   ROTA_TRY(value_set_integer(record, "head_dim", spec->head_dim));
@@ -266,6 +274,7 @@ rota_status spec_to_value(const Spec *spec, Value *record) {
   ROTA_TRY(value_set_boolean(record, "mask_is_interval", mask_is_interval(spec)));
   ROTA_TRY(value_set_boolean(record, "mask_by_head", mask_by_head(spec)));
   ROTA_TRY(value_set_boolean(record, "has_score", spec->score != NULL));
+  ROTA_TRY(value_set_boolean(record, "score_is_capped", score_is_capped(spec)));
   ROTA_TRY(value_set_boolean(record, "deterministic", spec->deterministic));
   ROTA_TRY(value_set_string(record, "bound", bound_name(spec->spread)));
   ROTA_TRY(value_set_string(record, "schedule", spec->schedule));

@@ -56,10 +56,11 @@ end
 
 -- Whether the consumers issue products strictly in turn. Measured: at head dims 64 and 96 7 and
 -- 10 % faster, at 192 and 256 up to 3 %; at 128, where a tile's products take twice as long as
--- its softmax, with three consumers 2 to 4 % faster, with two 1 % slower on long sequences.
+-- its softmax, with three consumers 2 to 4 % faster, with two 1 % slower on long sequences; but
+-- with a softcap, which makes the softmax longer, 2 to 7 % faster.
 local function takes_turns(spec, consumers)
   local dim = math.max(spec.head_dim, spec.head_dim_v)
-  return dim <= 96 or dim > 128 or consumers > 2
+  return dim <= 96 or dim > 128 or consumers > 2 or spec.score_is_capped
 end
 
 -- Query heads of a group that share a tile, whose rows are then (query, head) pairs: K and V come

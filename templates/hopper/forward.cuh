@@ -36,6 +36,7 @@
 #include "instructions.cuh"
 #include "mask.cuh"
 #include "score.cuh"
+#include "templates/hopper/capped.cuh"
 #include "templates/hopper/forward_join.cuh"
 #include "templates/hopper/forward_loader.cuh"
 #include "templates/lib/warpgroup.cuh"
@@ -65,6 +66,8 @@ struct ForwardConsumer {
   ItemWalk items;
   Ring<kQueryStages> ring_q;
   Ring<kStages> ring_k, ring_v;
+  // Whether the softmax takes arguments of tanh in place of scores.
+  static constexpr bool kCapped = kScoreIsCapped && kSpread == 0;
   using Softmax = ForwardSoftmax<kSpread>;
   Softmax softmax;
 
@@ -158,7 +161,10 @@ struct ForwardConsumer {
       at.h += lane_head(i / 2 % 2);
       const int key = first_key + i / 4 * 8 + i % 2;
       at.k = clamp_index<kScoreUsesTensors>(key, at.n_k);
-      s[i] = score_value(s[i] * arguments.scale, at, arguments);
+      if constexpr (kCapped)
+        s[i] = tanh_argument(s[i], at, arguments);
+      else
+        s[i] = score_value(s[i] * arguments.scale, at, arguments);
     }
   }
   // Whether a query may attend the key, which may lie past the sequence's end.
@@ -192,8 +198,8 @@ struct ForwardConsumer {
       for (int i = 0; i < 4; i++)
         bits[i % 2] |= (unsigned)allows(at[i % 2], first + 8 * n + i / 2) << (2 * n + i / 2);
   }
-  // s = -inf where the mask forbids.
-  ROTA_DEVICE void apply_mask(float (&s)[kS], int k_begin, bool bounded) const {
+  // s = -inf where the mask forbids; the lowest s before.
+  ROTA_DEVICE float apply_mask(float (&s)[kS], int k_begin, bool bounded) const {
     const Position first = origin();
     Position at[2] = {first, first};
 #pragma unroll
@@ -201,28 +207,52 @@ struct ForwardConsumer {
       at[r].q = clamp_index<kMaskUsesTensors>(first.q + lane_query(r), first.n_q);
     unsigned bits[2];
     find_allowed(at, lane_key(k_begin), bounded, bits);
+    float lowest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kS; i++)
+    for (int i = 0; i < kS; i++) {
+      if constexpr (kCapped) { // an argument of -inf is no forbidden one
+        s[i] = maximum_or_nan(s[i], kLowest);
+        lowest = minimum(lowest, s[i]);
+      }
       if ((bits[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) == 0)
         s[i] = -kInfinity;
+    }
+    return lowest;
   }
 
   ROTA_DEVICE float factor() const {
     return kHasScore ? kLog2E : fabsf(arguments.scale) * kLog2E;
   }
-  // S that has arrived: its scores and mask, its peaks, the probabilities (not yet rounded) of the
-  // first kEarly accumulators. Returns whether O must be rescaled, which is done if kShort. kFirst:
-  // the item's first tile.
-  // `beside`: what else is to be done while exponentials are computed.
-  template <bool kFirst, int kEarly, class Beside>
-  ROTA_DEVICE bool find_probabilities(float (&s)[kS], float (&o)[kO], unsigned tile,
-                                      const Softmax::Weights &weights, float (&rescale)[2],
-                                      Beside beside) {
-    const int k_begin = (int)(tile & kTileNumber) * kTileKv;
+  // What a thread holds of the tiles at hand.
+  struct Tile {
+    float s[kS];            // S of a tile, then its probabilities
+    unsigned p[kStepsO][4]; // the same, rounded, of the tile whose P V is next
+    float o[kO];            // sum of P V
+    unsigned tile;          // as announced
+    int last_tile;          // of the item that this consumer's rows need
+    bool adds;              // P V to O; false in an item's first
+    bool beyond;            // if kCapped: some scores take tanh's other form
+    bool k_ready;           // K of the next tile has been seen to be there
+    Softmax::Weights weights;
+  };
+
+  // S that has arrived: its scores and mask, its peaks. Returns whether O must be rescaled, which
+  // is done if kShort. kFirst: the item's first tile.
+  template <bool kFirst> ROTA_DEVICE bool find_peaks(Tile &t, float (&rescale)[2]) {
+    float(&s)[kS] = t.s;
+    const int k_begin = (int)(t.tile & kTileNumber) * kTileKv;
     if constexpr (kHasScore)
       apply_score(s, k_begin);
-    if (tile & kTilePartial)
-      apply_mask(s, k_begin, (tile & kTileBounded) != 0);
+    if constexpr (kCapped) {
+      float bottom;
+      if (t.tile & kTilePartial)
+        bottom = apply_mask(s, k_begin, (t.tile & kTileBounded) != 0);
+      else
+        bottom = CappedSoftmax::find_bottom(s);
+      return CappedSoftmax::raise<kFirst>(softmax, s, bottom, least(t), cap(), rescale, t.beyond);
+    }
+    if (t.tile & kTilePartial)
+      apply_mask(s, k_begin, (t.tile & kTileBounded) != 0);
     // Scores of one's own may all be negative.
     bool raised = false;
     constexpr bool kAsks = !kFirst && !kHasScore;
@@ -233,12 +263,25 @@ struct ForwardConsumer {
     else
       softmax.template raise_and_rescale<!kHasScore>(s, factor(), [&](const float(&by)[2]) {
         wgmma_wait<0>();
-        wgmma_touch(o);
-        softmax.multiply_rows(o, by);
+        wgmma_touch(t.o);
+        softmax.multiply_rows(t.o, by);
       });
-    beside();
-    softmax.template probabilities<0, kEarly>(s, factor(), weights);
     return raised;
+  }
+  // The probabilities, not yet rounded, of accumulators kFrom .. kTo - 1. kBeyond: scores may have
+  // tanh's other form.
+  template <bool kBeyond, int kFrom, int kTo> ROTA_DEVICE void find_probabilities(Tile &t) {
+    if constexpr (kCapped)
+      CappedSoftmax::probabilities<kBeyond, kFrom, kTo>(softmax, t.s, least(t), cap());
+    else
+      softmax.template probabilities<kFrom, kTo>(t.s, factor(), t.weights);
+  }
+  ROTA_DEVICE ScoreCap cap() const {
+    return ScoreCap(arguments);
+  }
+  // Arguments of tanh are above it: what a mask forbids is not.
+  ROTA_DEVICE static float least(const Tile &t) {
+    return t.tile & kTilePartial ? -kInfinity : __int_as_float(0x7fffffff);
   }
 
   // A negative scale goes into Q, since peaks are taken before scaling.
@@ -293,18 +336,6 @@ struct ForwardConsumer {
       o[i] = 0.0f;
   }
 
-  // What a thread holds of the tiles at hand.
-  struct Tile {
-    float s[kS];            // S of a tile, then its probabilities
-    unsigned p[kStepsO][4]; // the same, rounded, of the tile whose P V is next
-    float o[kO];            // sum of P V
-    unsigned tile;          // as announced
-    int last_tile;          // of the item that this consumer's rows need
-    bool adds;              // P V to O; false in an item's first
-    bool k_ready;           // K of the next tile has been seen to be there
-    Softmax::Weights weights;
-  };
-
   // The last tile of the current item that this consumer's rows need.
   ROTA_DEVICE int find_last_tile() const {
     const Position first = origin();
@@ -320,16 +351,15 @@ struct ForwardConsumer {
     return (__reduce_max_sync(kAllLanes, smaller(end, first.n_k)) - 1) / kTileKv;
   }
 
-  // Waits for S, with P V perhaps still under way; see find_probabilities.
-  template <int kPending, bool kFirst, int kEarly, class Beside>
-  ROTA_DEVICE bool take_s(Tile &t, float (&rescale)[2], Beside beside) {
+  // Waits for S, with P V perhaps still under way; see find_peaks.
+  template <int kPending, bool kFirst> ROTA_DEVICE bool take_s(Tile &t, float (&rescale)[2]) {
     t.tile = (unsigned)uniform(load_shared_int(shared.tile(ring_k.stage)));
     wgmma_wait<kPending>();
     wgmma_touch(t.s);
     t.weights = Softmax::Weights(shared.weights(ring_k.stage));
     release(shared.k_empty(ring_k.stage));
     ring_k.advance();
-    return find_probabilities<kFirst, kEarly>(t.s, t.o, t.tile, t.weights, rescale, beside);
+    return find_peaks<kFirst>(t, rescale);
   }
   ROTA_DEVICE void wait_o(float (&o)[kO]) {
     wgmma_wait<0>();
@@ -352,12 +382,15 @@ struct ForwardConsumer {
       ends = close(ended, before);
     softmax = Softmax();
     // The ends of rows want shuffles, whose latency exponentials hide.
-    take_s<kBeside, true, kS>(t, rescale, [&] {
-      if constexpr (kBeside && !kClosesFirst)
-        ends = close(ended, before);
-      if constexpr (kSkips)
-        t.last_tile = find_last_tile();
-    });
+    take_s<kBeside, true>(t, rescale);
+    if constexpr (kBeside && !kClosesFirst)
+      ends = close(ended, before);
+    if constexpr (kSkips)
+      t.last_tile = find_last_tile();
+    if (kCapped && t.beyond)
+      find_probabilities<true, 0, kS>(t);
+    else
+      find_probabilities<false, 0, kS>(t);
     if constexpr (kBeside) {
       if constexpr (kConsumers < 3) // which have registers enough
         finish_first(softmax.sum[0] + softmax.sum[1]);
@@ -380,8 +413,16 @@ struct ForwardConsumer {
     start_o(t.o, t.p, t.adds);
     t.adds = true;
     pass_turn();
+    const bool raised = take_s<true, false>(t, rescale);
+    if (kCapped && t.beyond)
+      finish_tile<true>(t, raised, rescale);
+    else
+      finish_tile<false>(t, raised, rescale);
+  }
+  template <bool kBeyond>
+  ROTA_DEVICE void finish_tile(Tile &t, bool raised, const float (&rescale)[2]) {
     constexpr int kEarly = kTurns != 0 ? kS : kS / 32 * 16;
-    const bool raised = take_s<true, false, kEarly>(t, rescale, [] {});
+    find_probabilities<kBeyond, 0, kEarly>(t);
     if constexpr (kTurns == 0) // long before the wait for it
       t.k_ready = barrier_is_over(shared.k_full(ring_k.stage), ring_k.parity);
     if constexpr (kEarly < kS)
@@ -389,7 +430,7 @@ struct ForwardConsumer {
     wait_o(t.o);
     if (!kShort && raised)
       softmax.multiply_rows(t.o, rescale);
-    softmax.template probabilities<kEarly, kS>(t.s, factor(), t.weights);
+    find_probabilities<kBeyond, kEarly, kS>(t);
     pack_probabilities(t.p, t.s, Element());
   }
   // The last P V, with no tile to follow, or none that this consumer's rows need: those go by.

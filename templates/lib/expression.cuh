@@ -73,6 +73,12 @@ __device__ __forceinline__ long long rota_abs(long long a) {
   return a < 0 ? -a : a;
 }
 
+// A score that is still to be scaled, for what needs no scaling of its own.
+struct ScaledScore {
+  float s, scale;
+  __device__ __forceinline__ operator float() const { return s * scale; }
+};
+
 // ---- Floats, rounded to nearest whatever the compiler's options ----
 
 __device__ __forceinline__ float rota_divide_exactly(float a, float b) {

@@ -159,11 +159,40 @@ ROTA_DEVICE float tanh_beyond(float y, float a, float square) {
       : "f"(a), "f"(square));
   return y;
 }
+// The same of exponents: y where |z| is below `bound` or z is not above `least`, else
+// end + slope / (2^(factor z) + 1).
+ROTA_DEVICE float tanh_exponent(float y, float z, float bound, float least, float factor,
+                                float slope, float end) {
+  asm("{\n.reg .pred counts, far;\n.reg .f32 x;\n"
+      "setp.gtu.f32 counts, %1, %3;\n"
+      "abs.f32 x, %1;\n"
+      "setp.geu.and.f32 far, x, %2, counts;\n"
+      "mul.f32 x, %1, %4;\n"
+      "@far ex2.approx.ftz.f32 x, x;\n"
+      "@far add.f32 x, x, 0f3f800000;\n"
+      "@far rcp.approx.ftz.f32 x, x;\n"
+      "@far fma.rn.f32 %0, x, %5, %6;\n}"
+      : "+f"(y)
+      : "f"(z), "f"(bound), "f"(least), "f"(factor), "f"(slope), "f"(end));
+  return y;
+}
 // max.f32 drops a NaN operand: what is needed, since a NaN score reaches the result through the
 // sum.
 ROTA_DEVICE float maximum(float a, float b) {
   float y;
   asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+ROTA_DEVICE float minimum(float a, float b) {
+  float y;
+  asm("min.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+// NaN if one of them is.
+ROTA_DEVICE float maximum_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 

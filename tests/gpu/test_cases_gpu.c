@@ -1,7 +1,7 @@
 /* The cases of tests/support/cases.h on the first GPU, at full size.
  *
- * `test_cases_gpu masks` runs one group; the others are `determinism`, `shapes` and `pieces`. A
- * second argument is a pattern of names: `test_cases_gpu determinism "test_a5*"`. */
+ * `test_cases_gpu masks` runs one group; the others are `determinism`, `shapes`, `pieces` and
+ * `scores`. A second argument is a pattern of names: `test_cases_gpu determinism "test_a5*"`. */
 #include "tests/support/cases.h"
 
 int main(int count, char **arguments) {

@@ -326,6 +326,42 @@ static void test_combinations(void **state) {
   expression_release(neither);
 }
 
+/* |cap| and x of a score cap * tanh(x / cap); "" where it is none. */
+static void check_cap(const char *score, const char *expected) {
+  Symbols symbols = symbols_of_test();
+  Expression *expression = parse(score, EXPRESSION_SCORE, &symbols), *size, *inner;
+  Text text = {0};
+  text_append(&text, "");
+  if (expression_cap(expression, &size, &inner)) {
+    expression_print(size, &symbols, &text);
+    text_append(&text, " ");
+    expression_print(inner, &symbols, &text);
+  } else {
+    assert_null(size);
+    assert_null(inner);
+  }
+  assert_string_equal(text.data ? text.data : "", expected);
+  text_free(&text);
+  expression_release(size);
+  expression_release(inner);
+  expression_release(expression);
+}
+
+static void test_cap(void **state) {
+  (void)state;
+  check_cap("cap * tanh(s / cap)", "abs(cap) s");
+  check_cap("tanh((s + 0.5 * (k - q)) / cap) * cap", "abs(cap) (s + (0.5 * float((k - q))))");
+  check_cap("30 * tanh(s / 30)", "abs(30.0) s");
+  check_cap("(-30) * tanh(s / (-30))", "abs((-30.0)) s");
+  check_cap("30 * tanh(s / 20)", "");
+  check_cap("cap * tanh(2 * s / cap)", "abs(cap) (2.0 * s)");
+  check_cap("cap * tanh(s * s / cap)", "abs(cap) (s * s)");
+  check_cap("cap * tanh(s * cap)", "");
+  check_cap("cap * tanh(s / cap) + 1", "");
+  check_cap("s * tanh(s / s)", "");
+  check_cap("s / cap", "");
+}
+
 static void test_composition(void **state) {
   (void)state;
   Symbols symbols = symbols_of_test();
@@ -468,12 +504,12 @@ static void test_out_of_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_messages),      cmocka_unit_test(test_precedence),
-      cmocka_unit_test(test_names),         cmocka_unit_test(test_symbols),
-      cmocka_unit_test(test_limits),        cmocka_unit_test(test_growth),
-      cmocka_unit_test(test_combinations),  cmocka_unit_test(test_composition),
-      cmocka_unit_test(test_derivatives),   cmocka_unit_test(test_values),
-      cmocka_unit_test(test_out_of_memory),
+      cmocka_unit_test(test_messages),     cmocka_unit_test(test_precedence),
+      cmocka_unit_test(test_names),        cmocka_unit_test(test_symbols),
+      cmocka_unit_test(test_limits),       cmocka_unit_test(test_growth),
+      cmocka_unit_test(test_combinations), cmocka_unit_test(test_composition),
+      cmocka_unit_test(test_cap),          cmocka_unit_test(test_derivatives),
+      cmocka_unit_test(test_values),       cmocka_unit_test(test_out_of_memory),
   };
   return cmocka_run_group_tests_name("expression", tests, NULL, NULL);
 }

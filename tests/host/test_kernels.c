@@ -30,8 +30,9 @@ static const Budget budgets[] = {
      * 128: 20 bytes, and versions without them were slower); above it more. */
     {"portable", 48, 256, 256, 0, 0, 0},
     /* The common ones spill nothing; under masks that take registers, what is read once a chain
-     * may. Compiling is to take 1.5 s at most, 14 us a byte: a test can rely on bytes. */
-    {"hopper", 0, 0, 0, 80, 100 << 10, 112 << 10},
+     * may. Compiling is to take 1.5 s at most, 14 us a byte: a test can rely on bytes. A
+     * softcap has two forms of a softmax, in plain code: 12 us a byte. */
+    {"hopper", 0, 0, 0, 80, 100 << 10, 130 << 10},
 };
 
 static bool is_ordered(const Tiling *tiling) {

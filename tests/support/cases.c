@@ -92,8 +92,9 @@ static bool chosen(const char *group, const char *name) {
 
 int cases_run(const Gpu *gpu, const char *group) {
   if (group && strcmp(group, "determinism") && strcmp(group, "masks") && strcmp(group, "shapes") &&
-      strcmp(group, "pieces")) {
-    fprintf(stderr, "cases: no group %s; they are determinism, masks, shapes and pieces\n", group);
+      strcmp(group, "pieces") && strcmp(group, "scores")) {
+    fprintf(stderr, "cases: no group %s; they are determinism, masks, shapes, pieces and scores\n",
+            group);
     return 1;
   }
   rota_context_options options = {.cache_dir = getenv("ROTA_CACHE_DIR") ? NULL : "", .debug = -1};
@@ -111,6 +112,8 @@ int cases_run(const Gpu *gpu, const char *group) {
     failures += cases_shapes();
   if (chosen(group, "pieces"))
     failures += cases_pieces();
+  if (chosen(group, "scores"))
+    failures += cases_scores();
   rota_context_destroy(case_device.context);
   return failures;
 }

@@ -1,6 +1,6 @@
 /* Cases that users of comparable libraries stumbled over, as tests that run on any device:
- * determinism (A), masks (B), shapes (C), pieces (D). tests/host/test_cases.c runs them on the CPU
- * device, tests/gpu/test_cases_gpu.c on CUDA, there at full size. */
+ * determinism (A), masks (B), shapes (C), pieces (D), scores (E). tests/host/test_cases.c runs them
+ * on the CPU device, tests/gpu/test_cases_gpu.c on CUDA, there at full size. */
 #ifndef ROTA_TESTS_CASES_H
 #define ROTA_TESTS_CASES_H
 
@@ -11,14 +11,15 @@
 
 #include <cmocka.h>
 
-/* The cases of a group ("determinism", "masks", "shapes", "pieces"; NULL: of all); gpu NULL: on the
- * CPU device, small. Kernels are cached where ROTA_CACHE_DIR is set. Returns the number of
- * failures. */
+/* The cases of a group ("determinism", "masks", "shapes", "pieces", "scores"; NULL: of all); gpu
+ * NULL: on the CPU device, small. Kernels are cached where ROTA_CACHE_DIR is set. Returns the
+ * number of failures. */
 int cases_run(const Gpu *gpu, const char *group);
 int cases_determinism(void);
 int cases_masks(void);
 int cases_shapes(void);
 int cases_pieces(void);
+int cases_scores(void);
 
 /* Where the cases run; set by cases_run. */
 typedef struct CaseDevice {
