@@ -87,7 +87,7 @@ return function(request, algorithm)
       { tensor = "d_o", rows = TILE_Q },
       { tensor = "d_q", rows = 16 }, -- as many as a warp of consumers finishes
       { tensor = "d_k", rows = groups * KEYS },
-      { tensor = "d_v", rows = groups * KEYS },
+      { tensor = "d_v", rows = KEYS }, -- of a warpgroup
     },
     launches = launches,
   }

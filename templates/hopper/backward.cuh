@@ -22,6 +22,8 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
   if (threadIdx.x == 0) {
     barriers.init();
     barrier_init_fence();
+    for (int i = 0; i < 2; i++) // chains with keys that are not finite: none yet
+      store_shared_word(shared + (unsigned)(kSharedBadChain + 4 * i), ~0u);
   }
   wait_for_predecessor();
   if (threadIdx.x == 0)
@@ -48,7 +50,7 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
   } else {
     registers_raise<kConsumerRegisters>();
     Consumer consumer = {arguments,         shared, barriers, group - 1, warp, 0, 0,
-                         Ring<kStagesQ>(0), 0,      false,    false,     {}};
+                         Ring<kStagesQ>(0), false,  false,    {}};
     const int chains = uniform(arguments.queue[worker + 1] - arguments.queue[worker]);
     for (int i = 0; i < chains; i++)
       consumer.run_chain(i);

@@ -10,77 +10,16 @@
 #define ROTA_HOPPER_BACKWARD_CHAIN_CUH
 
 #include "templates/hopper/backward_exact.cuh"
+#include "templates/hopper/backward_products.cuh"
 #include "templates/hopper/backward_shared.cuh"
 
-#include "instructions.cuh"
 #include "mask.cuh"
 #include "score.cuh"
 
 namespace rota {
 
-constexpr int kScores = kTileQ / 2;   // accumulators of S^T and dP^T a thread
-constexpr int kBlocksQ = kTileQ / 16; // k steps of dV and dK
-constexpr int kStepsK = kPaddedK / 16, kStepsV = kPaddedV / 16; // of S^T and of dP^T
-constexpr int kBarrierConsumers = 1;                            // named
-// How tiles are described: used along rows, or across rows in boxes of so many.
-constexpr int kAlong = 16, kAcrossQ = kTileQ * kBoxPitch, kAcrossKv = kTileKv * kBoxPitch;
-
-// LSE as the exponent of a power of two; +inf where a row has no key: P is 0 there.
-ROTA_DEVICE float score_factor(const RotaArguments &arguments) {
-  return kHasScore ? arguments.scale : arguments.scale * kLog2E;
-}
-
-// d = A B, both used along their rows: k steps of 16 columns.
-template <int kFrom, int kTo>
-ROTA_DEVICE void multiply_along(float (&d)[kScores], Descriptor a, Descriptor b) {
-#pragma unroll
-  for (int step = kFrom; step < kTo; step++) {
-    const Descriptor at_a = advance(a, step_along(kTileKv, step));
-    const Descriptor at_b = advance(b, step_along(kTileQ, step));
-    if (step == 0)
-      Wgmma<kTileQ>::template multiply<0, 0>(d, at_a, at_b);
-    else
-      Wgmma<kTileQ>::template accumulate<0, 0>(d, at_a, at_b);
-  }
-}
-// d += A B: A from registers, B [q][column] across.
-template <int kColumns>
-ROTA_DEVICE void accumulate_gradient(float (&d)[kColumns / 2], const unsigned (&a)[kBlocksQ][4],
-                                     Descriptor b) {
-#pragma unroll
-  for (int step = 0; step < kBlocksQ; step++)
-    Wgmma<kColumns>::template accumulate<1>(d, a[step], advance(b, step_across(step)));
-}
-// d = dS K.
-ROTA_DEVICE void multiply_dq(float (&d)[kDqColumns / 2], Descriptor a, Descriptor b) {
-#pragma unroll
-  for (int step = 0; step < kTileKv / 16; step++) {
-    const Descriptor at_a = advance(a, step_along(kTileQ, step));
-    const Descriptor at_b = advance(b, step_across(step));
-    if (step == 0)
-      Wgmma<kDqColumns>::template multiply<0, 1>(d, at_a, at_b);
-    else
-      Wgmma<kDqColumns>::template accumulate<0, 1>(d, at_a, at_b);
-  }
-}
-
-// LSE or delta of this lane's columns of S^T: 8 i + 2 t, + 1.
-struct RowValues {
-  unsigned rows;
-  ROTA_DEVICE RowValues(unsigned place, int lane) : rows(place + 8u * ((unsigned)lane % 4)) {}
-  template <int kFrom, int kTo> ROTA_DEVICE void get(float (&values)[kScores / 2]) const {
-#pragma unroll
-    for (int i = kFrom; i < kTo; i++) {
-      float pair[2];
-      load_shared_pair(pair, rows + 32u * (unsigned)i);
-      values[2 * i] = pair[0];
-      values[2 * i + 1] = pair[1];
-    }
-  }
-};
-
-// A lane's pairs of rows of LSE: how many of them the visit before fetches, as registers allow.
-constexpr int kPairs = kTileQ / 8, kPairsAhead = kRowsAhead / 2;
+// Named barriers: of all consumers; a warpgroup has left the chain's last Q and dO.
+constexpr int kBarrierConsumers = 1, kBarrierLeft = 2;
 
 // What a visit needs beside its tiles. Loads from shared memory that are issued behind products
 // wait for them, so it is fetched in the shadow of the visit before, if it is there by then.
@@ -110,10 +49,7 @@ struct Consumer {
   int group, warp;                // warp within the group
   int chain_number, visit_number; // of the worker's
   Ring<kStagesQ> ring;            // the visit's stage
-  // Bit r: this lane's key 8 r + g holds a NaN or infinity; kAny: one of the tile does.
-  unsigned bad_keys;
-  static constexpr unsigned kAny = 4;
-  bool has_bad_keys;
+  bool has_bad_keys; // one of the warp's holds a NaN or infinity
   bool is_beyond;  // all of the warpgroup's keys are beyond the sequence's end
   Fetched fetched; // of the stage's visit
   // Out of a shuffle, where a register is left: else it is read anew, slowly, for each use.
@@ -135,10 +71,11 @@ struct Consumer {
   ROTA_DEVICE int slot() const { return chain_number % kSlots; }
   ROTA_DEVICE int chain_parity() const { return chain_number / kSlots & 1; }
   ROTA_DEVICE unsigned tile_k() const { return tile(kSharedK, kKBytes, slot()); }
-  ROTA_DEVICE void arrive(unsigned barrier) const {
-    if (hidden(lane) == 0)
+  ROTA_DEVICE void arrive_if(bool arrives, unsigned barrier) const {
+    if (arrives & (hidden(lane) == 0)) // a predicate, no branch
       barrier_arrive(barrier);
   }
+  ROTA_DEVICE void arrive(unsigned barrier) const { arrive_if(true, barrier); }
   ROTA_DEVICE void sync() const { named_barrier_sync(kBarrierConsumers, kConsumerThreads); }
 
   // ---- Rows that must not be looked at ----
@@ -166,43 +103,30 @@ struct Consumer {
   }
 
   // Keys with a NaN or infinity are zeroed, since dQ = dS K would carry 0 * NaN to queries that may
-  // not attend to them; their scores become NaN where they count.
+  // not attend to them; their scores become NaN where they count. A warp looks at the 16 keys whose
+  // scores it has, so nobody waits: dQ, which reads all keys, is not made before all have published
+  // dS.
   ROTA_DEVICE void remove_bad_keys() {
-    const int thread = hidden((int)threadIdx.x) - kWarpgroup;
-    const unsigned bits = shared + kSharedBadKeys;
-    unsigned found = 0;
-    for (int i = thread; i < kTileKv * kPaddedK / 64; i += kConsumerThreads)
-#pragma unroll
-      for (int j = 0; j < 8; j++) {
-        const Chunk x = load_shared_chunk(tile_k() + (unsigned)(i * kBoxPitch + (j ^ i % 8) * 16));
-#pragma unroll
-        for (int word = 0; word < 4; word++)
-          found |= packed_not_finite(x.word[word], Element());
-      }
-    if (thread < kTileKv / 32)
-      store_shared_word(bits + 4u * (unsigned)thread, 0u);
-    sync();
-    if (found)
-      or_shared_word(bits + 4u * (unsigned)(thread % kTileKv / 32), 1u << thread % 32);
-    sync();
-    unsigned any = 0;
-#pragma unroll
-    for (int i = 0; i < kTileKv / 32; i++)
-      any |= load_shared_word(bits + 4u * (unsigned)i);
-    if (any == 0)
+    const int lane = hidden(this->lane);
+    const unsigned own = tile_k() + (unsigned)(own_keys() + 16 * (warp * kBoxPitch + lane));
+    has_bad_keys = __any_sync(kAllLanes, has_bad_chunk(own));
+    if (__builtin_expect(!has_bad_keys, true))
       return;
-    const int key = kKeys * group + 16 * warp + hidden(lane) / 4;
-    const unsigned word = load_shared_word(bits + 4u * (unsigned)(key / 32)) >> key % 32;
-    bad_keys = (word & 1u) | (word >> 7 & 2u) | kAny;
-    for (int i = thread; i < kTileKv * kPaddedK / 64; i += kConsumerThreads) {
-      const int row = i % kTileKv;
-      if (load_shared_word(bits + 4u * (unsigned)(row / 32)) >> row % 32 & 1u)
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-          store_shared_chunk(tile_k() + (unsigned)(i * kBoxPitch + 16 * j), Chunk{{0, 0, 0, 0}});
-    }
-    fence_shared_for_engines();
-    sync();
+    store_shared_word(bad_rows(), clear_bad_rows(own, lane));
+    store_shared_word(bad_chain(), (unsigned)chain_number);
+  }
+  // Which of the warp's they are: not in a register, since there is none to spare.
+  ROTA_DEVICE unsigned bad_rows() const {
+    return shared + (unsigned)(kSharedBadRows + 4 * (4 * group + warp));
+  }
+  // Of the lane's elements, as `allowed`.
+  ROTA_DEVICE unsigned bad_elements() const {
+    const unsigned rows = load_shared_word(bad_rows()) >> hidden(lane) / 4;
+    return (rows & 1u ? 0xffffu : 0u) | (rows & 0x100u ? 0xffff0000u : 0u);
+  }
+  // The number of the last of every second chain whose tile has such a key, for all warps.
+  ROTA_DEVICE unsigned bad_chain() const {
+    return shared + (unsigned)(kSharedBadChain + 4 * (chain_number & 1));
   }
 
   // ---- Elementwise ----
@@ -261,7 +185,7 @@ struct Consumer {
     return 1u << (i % 4 / 2 * kLaneQueries + i / 4 * 2 + i % 2);
   }
   ROTA_DEVICE bool is_masked() const {
-    return fetched.partial() || has_bad_keys;
+    return fetched.partial() || (kHasMask && has_bad_keys);
   }
   // Bounds of keys or queries tell what the mask allows in the visit's tile.
   ROTA_DEVICE bool is_bounded() const {
@@ -346,8 +270,7 @@ struct Consumer {
     if constexpr (kHasScore)
       mask_pairs(allowed, p);
     if (kHasMask && has_bad_keys) {
-      const unsigned bad =
-          allowed & ((bad_keys & 1u ? 0xffffu : 0u) | (bad_keys & 2u ? 0xffff0000u : 0u));
+      const unsigned bad = allowed & bad_elements();
 #pragma unroll
       for (int i = 0; i < kScores; i++)
         if (bad & element(i)) {
@@ -443,7 +366,8 @@ struct Consumer {
   // For `exact`: to integers. Rows that are not finite are looked for where there may be some.
   ROTA_DEVICE void make_fixed(float (&dq)[kDqColumns / 2], const Turn &turn,
                               const ChainWords &chain) const {
-    if (overflows_early(Element()) || (kHasMask && has_bad_keys))
+    if (overflows_early(Element()) ||
+        (kHasMask && load_shared_word(bad_chain()) == (unsigned)chain_number))
       spoil_rows(dq, factors_of(arguments, turn.tile), 16 * warp);
     round_sums(dq, key_factor(arguments, chain.sequence, chain.kv_head));
   }
@@ -474,38 +398,55 @@ struct Consumer {
       store_matrices(to + (unsigned)(i / 8 * kBoxBytes + ((i % 8 + lane / 16) ^ lane % 8) * 16), x);
     }
   }
-  // This warp's rows of dK or dV as boxes of rounded elements; zeros for keys beyond n_k.
-  template <int kColumns>
-  ROTA_DEVICE void stage_gradient(const float (&d)[kColumns / 2], float scale,
-                                  const ChainWords &chain, unsigned tile) const {
-    const int left = chain.sequence.n_k - chain.kv_tile * kTileKv, lane = hidden(this->lane);
-    const int first = kKeys * group + 16 * warp, row = first + lane % 16, chunk = lane / 16;
-    const bool first_used = first + lane / 4 < left, second_used = first + lane / 4 + 8 < left;
-    const unsigned to = tile + (unsigned)(row * kBoxPitch);
+  // This warp's rows of dK or dV as rounded elements, in boxes of so many rows; zeros for keys
+  // beyond n_k. `tile`: where the warpgroup's rows begin.
+  template <int kColumns, int kBoxRows>
+  ROTA_DEVICE void stage_gradient(float (&d)[kColumns / 2], float scale, const ChainWords &chain,
+                                  unsigned tile) const {
+    const int lane = hidden(this->lane), chunk = lane / 16 ^ lane % 8;
+    const int left = chain.sequence.n_k - chain.kv_tile * kTileKv - kKeys * group - 16 * warp;
+    if (__builtin_expect(left < 16, false)) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; i++)
+        d[i] = lane / 4 + i % 4 / 2 * 8 < left ? d[i] : 0.0f;
+    }
+    const unsigned to = tile + (unsigned)((16 * warp + lane % 16) * kBoxPitch + 16 * chunk);
 #pragma unroll
     for (int i = 0; i < kColumns / 8; i += 2) {
       unsigned x[4];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int at = 4 * (i + j / 2) + 2 * (j % 2);
-        x[j] = (j % 2 ? second_used : first_used)
-                   ? pack(scale * d[at], scale * d[at + 1], Element())
-                   : 0u;
+        x[j] = pack(scale * d[at], scale * d[at + 1], Element());
       }
-      store_matrices(
-          to + (unsigned)(i / 8 * kTileKv * kBoxPitch + ((i % 8 + chunk) ^ lane % 8) * 16), x);
+      store_matrices((to ^ i % 8 * 16u) + (unsigned)(i / 8 * kBoxRows * kBoxPitch), x);
     }
     fence_shared_for_engines();
     __syncwarp();
   }
+  // dV where Q and dO of the last visit were, when the other warpgroup has left them, too.
+  ROTA_DEVICE void stage_dv_in_stage(float (&dv)[kPaddedV / 2],
+                                     const ChainWords &chain) const {
+    const int stage = kStagesQ - 1 - ring.stage;
+    named_barrier_sync(kBarrierLeft + 1 - group, kConsumerThreads);
+    stage_gradient<kPaddedV, kKeys>(dv, 1.0f, chain,
+                                    group == 0 ? tile(kSharedQ, kQBytes, stage)
+                                               : tile(kSharedDo, kDoBytes, stage));
+    arrive(barriers.staged_v());
+  }
   // dV in its turn. Who comes early must not take the buffer's last turn for its own: it waits for
   // what was staged then.
-  ROTA_DEVICE void stage_dv(const float (&dv)[kPaddedV / 2], const ChainWords &chain) const {
-    const int turn = visit_number + chain_number, buffer = turn % 2;
+  ROTA_DEVICE void stage_dv(float (&dv)[kPaddedV / 2], const ChainWords &chain) const {
+    const int turn = turn_number(visit_number), buffer = turn % 2;
     barrier_wait_phase(barriers.staged(buffer), (turn - 2) >> 1 & 1);
     barrier_wait_phase(barriers.unstaged(buffer), turn >> 1 & 1);
-    stage_gradient<kPaddedV>(dv, 1.0f, chain, tile(kSharedStaging, kStagingBytes, buffer));
+    stage_gradient<kPaddedV, kTileKv>(
+        dv, 1.0f, chain, tile(kSharedStaging, kStagingBytes, buffer) + (unsigned)own_keys());
     arrive(barriers.staged(buffer));
+  }
+  // Of the staging buffers.
+  ROTA_DEVICE int turn_number(int visit) const {
+    return kDvInStage ? visit : visit + chain_number;
   }
 
   // ---- A visit ----
@@ -679,10 +620,11 @@ struct Consumer {
     wgmma_wait<0>();
     wgmma_touch(dv);
     wgmma_touch(dk);
-    arrive(barriers.empty_do(stage));
-    arrive(barriers.empty_q(stage));
-    if (!first)
-      run_dq(chain, stage);
+    const bool keeps = kDvInStage && last; // the stage: finish_chain
+    arrive_if(!keeps, barriers.empty_do(stage));
+    arrive_if(!keeps, barriers.empty_q(stage));
+    if (!first && !keeps && makes_dq(stage))
+      run_dq(chain, visit_number - 1);
     visit_number++;
   }
   // Others may multiply the visit's dS.
@@ -708,40 +650,56 @@ struct Consumer {
   ROTA_DEVICE void wait_stored_k() const {
     barrier_wait_phase(barriers.stored_k(), (chain_number & 1) ^ 1);
   }
-  // dQ of the visit before this one, if it is this warpgroup's turn: that of the visit's stage,
-  // `next` being the one after it.
-  ROTA_DEVICE void run_dq(const ChainWords &chain, int next) const {
-    if (group != (next == 0 ? kStagesQ : next) - 1)
-      return;
-    const int visit = visit_number - 1, exchange = visit & 1;
-    const int turn_number = visit + chain_number, buffer = turn_number & 1;
-    static_assert((kTurnSlots & (kTurnSlots - 1)) == 0, "a power of two");
-    const int turn_slot = turn_number & (kTurnSlots - 1);
-    float dq[kDqColumns / 2];
+  // Whether it is this warpgroup's turn to make dQ of a visit: that of the visit's stage, `next`
+  // being the one after it.
+  ROTA_DEVICE bool makes_dq(int next) const {
+    return group == (next == 0 ? kStagesQ : next) - 1;
+  }
+  ROTA_DEVICE void issue_dq(float (&dq)[kDqColumns / 2], int visit) const {
+    const int exchange = visit & 1;
     barrier_wait_phase(barriers.exchanged(exchange), visit >> 1 & 1);
     wgmma_fence();
     multiply_dq(dq, describe_tile(kSharedDs, kDsBytes, exchange, kAlong),
                 describe_tile(kSharedK, kKBytes, slot(), kAcrossKv));
     wgmma_commit();
-    barrier_wait_phase(barriers.recorded(turn_slot), (int)((unsigned)turn_number / kTurnSlots & 1));
-    const Turn &turn = turn_of(turn_slot);
-    bool is_finished = kAsksEarly && turn.kind == Turn::kFinished;
-    bool is_free =
-        kAsksEarly && barrier_is_over(barriers.unstaged(buffer), turn_number >> 1 & 1);
+  }
+  ROTA_DEVICE const Turn &wait_turn(int number) const {
+    static_assert((kTurnSlots & (kTurnSlots - 1)) == 0, "a power of two");
+    const int turn_slot = number & (kTurnSlots - 1);
+    barrier_wait_phase(barriers.recorded(turn_slot), (int)((unsigned)number / kTurnSlots & 1));
+    return turn_of(turn_slot);
+  }
+  ROTA_DEVICE void finish_dq(float (&dq)[kDqColumns / 2], int visit, const Turn &turn,
+                             const ChainWords &chain) const {
     wgmma_wait<0>();
     wgmma_touch(dq);
-    arrive(barriers.used(exchange));
+    arrive(barriers.used(visit & 1));
     if constexpr (kExact)
       make_fixed(dq, turn, chain);
-    while (!is_free)
-      is_free = barrier_test(barriers.unstaged(buffer), turn_number >> 1 & 1);
-    if constexpr (!kAsksEarly)
-      is_finished = turn.kind == Turn::kFinished;
+  }
+  // To a staging buffer that is free.
+  ROTA_DEVICE void put_dq(float (&dq)[kDqColumns / 2], int buffer, bool is_finished,
+                          const Turn &turn, const ChainWords &chain) const {
     stage_dq(dq, is_finished, turn, chain, tile(kSharedStaging, kStagingBytes, buffer));
     fence_shared_for_engines();
     __syncwarp();
     if (hidden(lane) == 0)
       barrier_arrive_times(barriers.staged(buffer), kConsumerGroups);
+  }
+  // All of it.
+  ROTA_DEVICE void run_dq(const ChainWords &chain, int visit) const {
+    float dq[kDqColumns / 2];
+    issue_dq(dq, visit);
+    const int number = turn_number(visit), buffer = number & 1;
+    const Turn &turn = wait_turn(number);
+    bool is_finished = kAsksEarly && turn.kind == Turn::kFinished;
+    bool is_free = kAsksEarly && barrier_is_over(barriers.unstaged(buffer), number >> 1 & 1);
+    finish_dq(dq, visit, turn, chain);
+    while (!is_free)
+      is_free = barrier_test(barriers.unstaged(buffer), number >> 1 & 1);
+    if constexpr (!kAsksEarly)
+      is_finished = turn.kind == Turn::kFinished;
+    put_dq(dq, buffer, is_finished, turn, chain);
   }
 
   // ---- A chain ----
@@ -750,14 +708,48 @@ struct Consumer {
   ROTA_DEVICE void clean_keys(const ChainWords &chain) {
     const int left = uniform(chain.sequence.n_k - chain.kv_tile * kTileKv);
     is_beyond = left <= kKeys * group;
-    bad_keys = 0;
     if (left < kTileKv) {
       barrier_wait_phase(barriers.full_v(), chain_number & 1);
       clear_keys(left);
     }
     if (kHasMask)
       remove_bad_keys();
-    has_bad_keys = kHasMask && __any_sync(kAllLanes, bad_keys != 0);
+  }
+  // dK where dS was, when dQ of all visits have been made.
+  ROTA_DEVICE void stage_dk(float (&dk)[kPaddedK / 2], const ChainWords &chain) const {
+    wait_used(visit_number - 2);
+    wait_used(visit_number - 1);
+    stage_gradient<kPaddedK, kTileKv>(dk, arguments.scale, chain,
+                                      shared + (unsigned)(kSharedDs + own_keys()));
+  }
+  ROTA_DEVICE void stage_gradients(const ChainWords &chain, int visits, float (&dk)[kPaddedK / 2],
+                                   float (&dv)[kPaddedV / 2]) const {
+    arrive(barriers.empty_k(slot()));
+    if (visits > 0)
+      stage_dv_in_stage(dv, chain);
+    stage_dk(dk, chain);
+    if (visits == 0) // dV is what dK is: 0
+      arrive(barriers.staged_v());
+    arrive(barriers.staged_k());
+  }
+  // What is left after the last visit with two warpgroups: each makes dQ of one of the last two
+  // visits. The next K comes when they are made, so that is first; a staging buffer for dQ is what
+  // may not be free yet, so it is last.
+  ROTA_DEVICE void finish_chain(const ChainWords &chain, int visits, float (&dk)[kPaddedK / 2],
+                                float (&dv)[kPaddedV / 2]) const {
+    const bool is_last = makes_dq(ring.stage);
+    if (visits > (is_last ? 0 : 1)) {
+      const int visit = visit_number - (is_last ? 1 : 2), number = turn_number(visit);
+      float dq[kDqColumns / 2];
+      issue_dq(dq, visit);
+      const Turn &turn = wait_turn(number);
+      finish_dq(dq, visit, turn, chain);
+      stage_gradients(chain, visits, dk, dv);
+      barrier_wait_phase(barriers.unstaged(number & 1), number >> 1 & 1);
+      put_dq(dq, number & 1, turn.kind == Turn::kFinished, turn, chain);
+    } else {
+      stage_gradients(chain, visits, dk, dv);
+    }
   }
   ROTA_DEVICE void run_chain(int number) {
     chain_number = number;
@@ -778,19 +770,23 @@ struct Consumer {
 #pragma unroll 1
     for (int left = visits; left > 0; left--)
       run_visit(chain, left == visits, left == 1, dk, dv);
-    if (visits > 0) {
-      run_dq(chain, ring.stage);
-    } else { // the copies of this phase must be over before the next is announced
+    if (visits == 0) { // the copies of this phase must be over before the next is announced
       barrier_wait_phase(barriers.full_v(), chain_number & 1);
       arrive(barriers.empty_v());
       wait_stored_k();
+    } else if (kDvInStage) {
+      named_barrier_arrive(kBarrierLeft + group, kConsumerThreads);
     }
-    arrive(barriers.empty_k(slot()));
-    wait_used(visit_number - 2); // dQ of all visits have been made
-    wait_used(visit_number - 1);
-    stage_gradient<kPaddedK>(dk, arguments.scale, chain, shared + kSharedDs);
-    arrive(barriers.staged_k());
-    stage_dv(dv, chain);
+    if constexpr (kDvInStage) {
+      finish_chain(chain, visits, dk, dv);
+    } else {
+      if (visits > 0 && makes_dq(ring.stage))
+        run_dq(chain, visit_number - 1);
+      arrive(barriers.empty_k(slot()));
+      stage_dk(dk, chain);
+      arrive(barriers.staged_k());
+      stage_dv(dv, chain);
+    }
   }
 };
 

@@ -1,5 +1,5 @@
 // The producer warpgroup of the backward pass: the warp that loads, the two that add dQ partials to
-// their query tiles' sums and store dV, and the one that stores dK.
+// their query tiles' sums, and the one that stores dV and dK.
 #ifndef ROTA_HOPPER_BACKWARD_COPIES_CUH
 #define ROTA_HOPPER_BACKWARD_COPIES_CUH
 
@@ -135,7 +135,8 @@ struct Loader {
       load_k(chain, number);
     for (visit++; visit < end; visit++)
       load_visit(chain, arguments.visits[visit]);
-    record_gradient(chain);
+    if constexpr (!kDvInStage)
+      record_gradient(chain);
   }
 
   // The whole warp.
@@ -196,11 +197,11 @@ ROTA_DEVICE void store_boxes(const RotaTensor &tensor, const RotaTensorMap &map,
 }
 
 // Where dK's and dV's boxes lie.
-ROTA_DEVICE constexpr int gradient_box(int column, int) {
-  return column / kBoxColumns * kTileKv * kBoxPitch;
+ROTA_DEVICE constexpr int gradient_box(int column, int row) {
+  return column / kBoxColumns * kTileKv * kBoxPitch + row * kBoxPitch;
 }
 
-// ---- dK ----
+// ---- dV and dK ----
 
 struct KeyWriter {
   const RotaArguments &arguments;
@@ -208,12 +209,37 @@ struct KeyWriter {
   unsigned shared;
   Barriers barriers;
 
+  // Where dV of the warpgroups' keys lies: in a visit's stage, or, of a chain without visits, any
+  // zeros, those of dK.
+  ROTA_DEVICE void store_dv(const ChainWords &chain, int stage) const {
+    const bool is_zero = chain.visit_begin == chain.visit_end;
+    const int first = is_zero ? kSharedDs : kSharedQ + stage * kQBytes;
+    const int second = is_zero ? kSharedDs : kSharedDo + stage * kDoBytes;
+    const int key = chain.kv_tile * kTileKv;
+    store_boxes<kHeadDimV, kTileKv, kKeys>(
+        arguments.d_v, maps.map[kMapDV], chain.sequence.slot, chain.kv_head,
+        (int)chain.sequence.begin_k + key, chain.sequence.rows_k - key, shared,
+        [=](int column, int row) {
+          return (row < kKeys ? first : second) + column / kBoxColumns * kKeys * kBoxPitch;
+        });
+    if (!is_zero && elect_lane()) {
+      barrier_arrive_times(barriers.empty_q(stage), kConsumerWarps);
+      barrier_arrive_times(barriers.empty_do(stage), kConsumerWarps);
+    }
+    __syncwarp();
+  }
   // The whole warp.
   ROTA_DEVICE void run(int worker) const {
     const int chains = arguments.queue[worker + 1] - arguments.queue[worker];
+    int visits = 0; // so far
 #pragma unroll 1
     for (int number = 0; number < chains; number++) {
       const ChainWords &chain = chain_words(number);
+      if constexpr (kDvInStage) {
+        barrier_wait_phase(barriers.staged_v(), number & 1);
+        visits += chain.visit_end - chain.visit_begin;
+        store_dv(chain, (visits + kStagesQ - 1) % kStagesQ);
+      }
       barrier_wait_phase(barriers.staged_k(), number & 1);
       const int first = chain.kv_tile * kTileKv;
       store_boxes<kHeadDim, kTileKv, kTileKv>(arguments.d_k, maps.map[kMapDK], chain.sequence.slot,
@@ -294,17 +320,23 @@ struct Writer {
     __syncwarp();
   }
 
+  // A sum that has been fetched for good: what the L2 holds of it need not go to memory.
+  ROTA_DEVICE void discard_sum(int tile) const {
+    const char *lines = reinterpret_cast<const char *>(sum_of(tile)) + 128 * lane_index();
+#pragma unroll
+    for (int i = 0; i < kDqFloats * 4; i += 128 * kWarp)
+      discard_line(lines + i);
+  }
   // What is staged goes where it belongs; back when the buffer has been read.
   ROTA_DEVICE void take(const Turn &turn) {
     if (turn.kind == Turn::kFinished) {
       wait_staged();
       store_boxes<kHeadDim, kTileQ, 16>(arguments.d_q, maps.map[kMapDQ], turn.slot, turn.head,
                                         turn.row, turn.rows, shared, dq_box);
-    } else if (turn.kind == Turn::kGradientV) {
+    } else if (!kDvInStage && turn.kind == Turn::kGradientV) {
       wait_staged();
-      store_boxes<kHeadDimV, kTileKv, kTileKv>(arguments.d_v, maps.map[kMapDV], turn.slot,
-                                               turn.head, turn.row, turn.rows, shared,
-                                               gradient_box);
+      store_boxes<kHeadDimV, kTileKv, kKeys>(arguments.d_v, maps.map[kMapDV], turn.slot, turn.head,
+                                             turn.row, turn.rows, shared, gradient_box);
     } else {
       add_partial(turn);
     }
@@ -334,6 +366,8 @@ struct Writer {
         open();
       if (kOrdered && turn->kind == Turn::kPartial)
         signal_rank(turn->tile);
+      if (turn->fetches())
+        discard_sum(turn->tile);
       __syncwarp();
       if (elect_lane())
         barrier_arrive(barriers.taken(number % kTurnSlots));

@@ -1,8 +1,8 @@
 // The backward pass on wgmma: sizes, shared memory, barriers, and what its warps tell each other.
 //
 //   warpgroup 0   warp 0: loads K, V and every visit's Q, dO, LSE, delta
-//                 warps 1, 2: add dQ partials in turn, store finished dQ, and dV
-//                 warp 3: stores dK
+//                 warps 1, 2: add dQ partials in turn, store finished dQ
+//                 warp 3: stores dV and dK
 //   warpgroup 1   keys 0 .. 63 of the kv tile
 //   warpgroup 2   keys 64 .. 127
 //   warpgroup 3   keys 128 .. 191, up to head dim 64
@@ -17,14 +17,17 @@
 //   empty_q, empty_do      consumers -> loader     once a visit, by stage, all warps
 //   exchanged              consumers -> consumers  the visit's dS lies in buffer b; all warps
 //   used                   consumers -> consumers  its dQ is made; 4 warps
+//   staged_v               consumers -> warp 3     in the place of Q and dO lies dV; all warps
 //   staged_k               consumers -> warp 3     in the place of dS lies dK; all warps
 //   stored_k               warp 3 -> consumers     it has been read
 //   recorded, taken        loader <-> writers      what the next turn is, by slot
-//   staged                 consumers -> writer     a dQ partial or dV lies in staging buffer b
+//   staged                 consumers -> writer     a dQ partial (or dV) lies in staging buffer b
 //   unstaged               writer -> consumers     it may be written, or added to what it holds
 //
-// A chain of n visits fills n + 1 staging buffers: its dQ partials, then dV. The two take turns,
-// and each has its own writer, so that a writer has the time of two visits.
+// A visit's dQ partial fills a staging buffer. The two take turns, and each has its own writer, so
+// that a writer has the time of two visits. dV lies where Q and dO of the chain's last visit did,
+// and warp 3 releases their stage in the consumers' stead. Where that is too small (kDvInStage), dV
+// has a turn of the staging buffers.
 #ifndef ROTA_HOPPER_BACKWARD_SHARED_CUH
 #define ROTA_HOPPER_BACKWARD_SHARED_CUH
 
@@ -57,6 +60,8 @@ constexpr int kSlots = kConsumerGroups == 3 ? 2 : 1; // of K, where there is roo
 constexpr int kKBytes = kTileKv * kPaddedK * 2, kVBytes = kTileKv * kPaddedV * 2;
 constexpr int kQBytes = kTileQ * kPaddedK * 2, kDoBytes = kTileQ * kPaddedV * 2;
 constexpr int kDsBytes = kTileQ * kTileKv * 2;
+// A warpgroup's part of dV fits the place of a visit's Q, the other's that of dO.
+constexpr bool kDvInStage = kConsumerGroups == 2 && kPaddedV <= kPaddedK;
 constexpr int kStagingBytes = larger(kDqFloats * 4, kVBytes);
 constexpr int kRowBytes = kTileQ * 4;                 // LSE or delta of a tile
 constexpr int kFactorBytes = kExact ? kTileQ * 2 : 0; // see backward_exact.cuh
@@ -82,15 +87,16 @@ constexpr int kSharedLse = kSharedStaging + 2 * kStagingBytes;
 constexpr int kSharedDelta = kSharedLse + kStagesQ * kRowBytes;
 constexpr int kSharedFactor = kSharedDelta + kStagesQ * kRowBytes;
 constexpr int kSharedChain = kSharedFactor + kStagesQ * kFactorBytes; // ChainWords
-constexpr int kChainSlots = 4, kChainBytes = 80;
+constexpr int kChainSlots = 4, kChainBytes = 72;
 constexpr int kSharedVisit = kSharedChain + kChainSlots * kChainBytes; // VisitRecord by stage
 constexpr int kVisitBytes = 16;
 constexpr int kSharedTurns = kSharedVisit + kVisitBytes * kStagesQ; // Turn
 constexpr int kTurnSlots = kExact && kStagesQ == 2 ? 4 : 8, kTurnBytes = 32;
-constexpr int kSharedBadKeys = kSharedTurns + kTurnSlots * kTurnBytes; // a bit per key
-constexpr int kSharedWorker = kSharedBadKeys + 32;
+constexpr int kSharedBadChain = kSharedTurns + kTurnSlots * kTurnBytes; // two words
+constexpr int kSharedBadRows = kSharedBadChain + 16; // a word for each warp of consumers
+constexpr int kSharedWorker = kSharedBadRows + 4 * kConsumerWarps;
 constexpr int kSharedBarriers = kSharedWorker + 16;
-constexpr int kBarriers = 12 + 2 * kSlots + 4 * kStagesQ + 2 * kTurnSlots;
+constexpr int kBarriers = 13 + 2 * kSlots + 4 * kStagesQ + 2 * kTurnSlots;
 constexpr int kSharedEnd = kSharedBarriers + 8 * kBarriers;
 static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the tiles");
 
@@ -117,11 +123,12 @@ struct Barriers {
   ROTA_DEVICE unsigned empty_k(int slot) const { return at(kOfChain + slot); }
   ROTA_DEVICE unsigned empty_v() const { return at(kOfChain + kSlots); }
   ROTA_DEVICE unsigned staged_k() const { return at(kOfChain + kSlots + 1); }
+  ROTA_DEVICE unsigned staged_v() const { return at(kOfChain + kSlots + 2); }
 
   static constexpr int kOfStages = 2 + 2 * kTurnSlots, kOfSlots = kOfStages + 2 * kStagesQ;
   static constexpr int kOfDq = kOfSlots + kSlots + 2, kOfAll = kOfDq + 2;
   static constexpr int kOfChain = kOfAll + 4 + 2 * kStagesQ;
-  static_assert(kOfChain + kSlots + 2 == kBarriers, "all have a place");
+  static_assert(kOfChain + kSlots + 3 == kBarriers, "all have a place");
   ROTA_DEVICE void init() const {
     for (int i = 0; i < kBarriers; i++)
       barrier_init(at(i), i < kOfDq ? 1 : i < kOfAll ? kDqWarps : kConsumerWarps);

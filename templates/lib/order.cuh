@@ -71,6 +71,13 @@ ROTA_DEVICE void store_sum(float *to, const float (&x)[4]) {
                "f"(x[2]), "f"(x[3])
                : "memory");
 }
+// 128 bytes, at a multiple of 128, will not be read before they are written anew: what caches hold
+// of them need not go to memory.
+ROTA_DEVICE void discard_line(const void *line) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
+#endif
+}
 // In order of arrival: not deterministic.
 ROTA_DEVICE void add_sum(float *to, const float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
