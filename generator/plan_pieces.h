@@ -4,9 +4,9 @@
  *     pieces      p = 0                1                2
  *     kv tiles    0 .. tiles/3         .. 2 tiles/3     .. tiles      of those that are not empty
  *
- * Whether and where a row is cut follows from the row's tiles, the queries of its tile and the
- * query tiles of its sequence: from nothing else in the batch, nor from the GPU. So the bits do
- * not, either. */
+ * Whether and where a row is cut follows from the row's tiles, the queries of its tile, the query
+ * tiles of its sequence and the heads: from nothing else in the batch, nor from the GPU. So the
+ * bits do not, either. */
 #ifndef ROTA_GENERATOR_PLAN_PIECES_H
 #define ROTA_GENERATOR_PLAN_PIECES_H
 
@@ -17,7 +17,8 @@
 /* From the tiling. A piece has at least so many keys that
  *     storing and joining its partials is little beside reading them:   row_keys for each row
  *     its block's start is:                                            keys
- *     a sequence and head have at most so many pieces, over all its query tiles: most */
+ *     a sequence has at most so many pieces, over its query tiles and heads:   most;
+ *     where that leaves a row less than LEAST_PIECES of them, the sequence stays whole */
 typedef struct PieceRule {
   int32_t tile_q, tile_kv, packed; /* of the tiling; rows of a tile are (query, head) pairs */
   int32_t keys, row_keys, most;    /* most 0: nothing is cut */
@@ -31,8 +32,9 @@ typedef struct PieceCounts {
 } PieceCounts;
 
 PieceRule piece_rule(const Tiling *tiling);
-/* How many pieces a row of `tiles` kv tiles becomes; 1: it stays whole. */
-int32_t pieces_of_row(const PieceRule *rule, int32_t n_q, int32_t q_tile, int32_t tiles);
+/* How many pieces a row of `tiles` kv tiles becomes, as few as their longest allows; 1: it stays
+ * whole. heads: items of a query tile, over all heads. */
+int32_t pieces_of_row(const PieceRule *rule, int heads, int32_t n_q, int32_t q_tile, int32_t tiles);
 
 /* Of a batch whose query tiles have `heads` items each. */
 PieceCounts pieces_count(const PieceRule *rule, const Lengths *lengths, const Planes *planes,

@@ -30,9 +30,9 @@ local STAGES = 2
 local BOX = 64 -- columns of the copy engine's boxes
 -- Rows that a block of the joining kernel joins, a warp each.
 local JOIN_ROWS = 4
--- Pieces of a query tile that few queries fill: generator/plan_pieces.h. Measured: fewer keys a
--- piece: up to 31 % less time with one sequence, 2 to 5 % more with 16 (docs/hopper-forward.md).
-local PIECE_KEYS, ROW_KEYS, PIECES_MAX = 1024, 96, 32
+-- Pieces of a query tile that few queries fill: generator/plan_pieces.h. Measured: more of them
+-- take less time with one sequence and more with 16 (docs/hopper-forward.md).
+local PIECE_KEYS, ROW_KEYS, PIECES_MAX = 256, 32, 128
 local EXTRA = 512 -- bytes: barriers, and what is announced of items and tiles
 -- Up to 128 keys: mask bits of a row and lane fit a word. Fewer than 48 are slow, and some spill.
 local AXES = {

@@ -316,6 +316,10 @@ struct ForwardConsumer {
     for (; items.valid();) {
       barrier_wait_phase(shared.q_full(ring_q.stage), ring_q.parity);
       if (!uniform(item_is_empty(shared.item(items.index)))) {
+        if (goes_by()) {
+          pass_item();
+          continue;
+        }
         prepare_q();
         return true;
       }
@@ -323,6 +327,23 @@ struct ForwardConsumer {
       release_item();
     }
     return false;
+  }
+  // Whether none of this consumer's rows of the current item, which has tiles, is to be stored.
+  ROTA_DEVICE bool goes_by() const {
+    barrier_wait_phase(shared.q_full(ring_q.stage), ring_q.parity);
+    const ForwardItem item = load_item(shared.item(items.index));
+    return uniform((int)(item.origin.q + 64 * group / kPacked >= item.rows_q)) != 0;
+  }
+  ROTA_DEVICE void pass_item() {
+    wait_turn();
+    pass_turn();
+    skip_tiles();
+    if constexpr (kStagedO) {
+      barrier_wait_phase(shared.o_empty(), items.index % 2);
+      release(shared.o_full());
+    }
+    release_item();
+    ring_q.stage = uniform(ring_q.stage); // the compiler does not see it: see start_s
   }
   // Q is no longer needed.
   ROTA_DEVICE void release_item() {
@@ -719,7 +740,7 @@ struct ForwardConsumer {
         int item;
         for (;;) {
           item = compute_item();
-          if (!(t.tile & kTileGoesOn))
+          if (!(t.tile & kTileGoesOn) || goes_by())
             break;
           if constexpr (!kShort)
             prepare_q();

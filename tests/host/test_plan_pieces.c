@@ -30,7 +30,7 @@ static void pieces_case(PlanCase *at, const char *mask, int packed, int workers)
   add_field(at, "packed", packed);
   add_field(at, "piece_keys", 64);
   add_field(at, "piece_row_keys", 2);
-  add_field(at, "pieces", 16);
+  add_field(at, "pieces", 48);
   add_field(at, "join_rows", 4);
   add_field(at, "workers", workers);
 }
@@ -43,26 +43,31 @@ static void test_rule(void **state) {
   PieceRule rule = {.tile_q = 16,
                     .tile_kv = 128,
                     .packed = 8,
-                    .keys = 512,
+                    .keys = 256,
                     .row_keys = 32,
-                    .most = 32,
+                    .most = 128,
                     .join_rows = 4};
-  assert_int_equal(pieces_of_row(&rule, 1, 0, 512), 32); /* the most */
-  assert_int_equal(pieces_of_row(&rule, 1, 0, 64), 16);  /* of 512 keys each */
-  assert_int_equal(pieces_of_row(&rule, 1, 0, 8), 2);
-  assert_int_equal(pieces_of_row(&rule, 1, 0, 7), 1);
-  assert_int_equal(pieces_of_row(&rule, 16, 0, 512), 16); /* 128 rows: of 4096 keys each */
-  assert_int_equal(pieces_of_row(&rule, 17, 0, 512), 16);
-  assert_int_equal(pieces_of_row(&rule, 17, 1, 512), 16); /* half of the most, for each tile */
-  assert_int_equal(pieces_of_row(&rule, 256, 0, 512), 2);
-  assert_int_equal(pieces_of_row(&rule, 272, 0, 512), 1); /* many tiles: whole */
+  assert_int_equal(pieces_of_row(&rule, 8, 1, 0, 512), 16); /* the most, for each of 8 heads */
+  assert_int_equal(pieces_of_row(&rule, 1, 1, 0, 512), 128);
+  assert_int_equal(pieces_of_row(&rule, 1, 1, 0, 64), 32); /* of 256 keys each */
+  assert_int_equal(pieces_of_row(&rule, 8, 1, 0, 4), 2);
+  assert_int_equal(pieces_of_row(&rule, 8, 1, 0, 3), 1);
+  assert_int_equal(pieces_of_row(&rule, 1, 1, 0, 31), 11);  /* 3 tiles each, as in 15 */
+  assert_int_equal(pieces_of_row(&rule, 8, 16, 0, 64), 2);  /* 128 rows: of 4096 keys each */
+  assert_int_equal(pieces_of_row(&rule, 8, 17, 0, 512), 8); /* half of the most, for each tile */
+  assert_int_equal(pieces_of_row(&rule, 8, 17, 1, 512), 8);
+  assert_int_equal(pieces_of_row(&rule, 8, 64, 0, 512), 4);
+  assert_int_equal(pieces_of_row(&rule, 8, 65, 0, 512), 1); /* not 3: whole */
+  assert_int_equal(pieces_of_row(&rule, 32, 1, 0, 512), 4);
+  assert_int_equal(pieces_of_row(&rule, 33, 1, 0, 512), 1); /* many heads, too */
+  assert_int_equal(pieces_of_row(&rule, 8, 1, 0, 0), 1);
   rule.most = 0;
-  assert_int_equal(pieces_of_row(&rule, 1, 0, 512), 1);
+  assert_int_equal(pieces_of_row(&rule, 1, 1, 0, 512), 1);
   /* As many queries as keys stay whole, whatever their number. */
-  rule = (PieceRule){128, 128, 1, 512, 32, 32, 4};
+  rule = (PieceRule){128, 128, 1, 256, 32, 128, 4};
   for (int n = 1; n < 200; n++)
     for (int q = 0; q < n; q++)
-      assert_int_equal(pieces_of_row(&rule, n * 128, q, n), 1);
+      assert_int_equal(pieces_of_row(&rule, 1, n * 128, q, n), 1);
 }
 
 /* ---- Tables ---- */
