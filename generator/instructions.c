@@ -63,6 +63,7 @@ typedef struct WgmmaForm {
   bool first;
 } WgmmaForm;
 
+enum { WGMMA_ACCUMULATE = 3 }; /* A from registers */
 static const WgmmaForm wgmma_forms[] = {
     {"multiply", false, true},
     {"accumulate", false, false},
@@ -205,4 +206,9 @@ void instructions_emit(rota_dtype dtype, const Products *products, Text *out) {
   text_append(out, "template <int kN> struct Wgmma;\n\n");
   for (int i = 0; i < products->count; i++)
     emit_wgmma(products, products->n[i], type, out);
+  if (products->terms_n == 0)
+    return;
+  text_append(out, "// The same of bf16, whose range is that of fp32.\nstruct WgmmaTerms {\n");
+  emit_wgmma_form(&wgmma_forms[WGMMA_ACCUMULATE], products->terms_n, "bf16", out);
+  text_append(out, "};\n");
 }

@@ -12,6 +12,7 @@ typedef struct Products {
   int count; /* 0: none, the kernels multiply warp by warp */
   int along_n, along_steps;
   int across_n, across_steps;
+  int terms_n; /* of that n also one of bf16, whatever the dtype; 0: none */
 } Products;
 
 /* Appends the body of instructions.cuh for operands of `dtype`; nothing for FP32, which has no such

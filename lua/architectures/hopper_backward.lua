@@ -11,13 +11,14 @@ local registers = { [2] = { 40, 232 }, [3] = { 32, 160 } }
 local function padded(head_dim) return (head_dim + BOX - 1) // BOX * BOX end
 
 -- Bytes of shared memory as templates/hopper/backward_shared.cuh lays it out.
-local function shared_bytes(groups, dim, dim_v)
+local function shared_bytes(groups, dim, dim_v, row_terms)
   local tile_kv = groups * KEYS
   local slots = groups == 3 and 2 or 1 -- of K
   local tiles = 2 * tile_kv * (slots * dim + dim_v) + 2 * groups * TILE_Q * (dim + dim_v)
   local exchange = 2 * 2 * TILE_Q * tile_kv
   local staging = 2 * math.max(4 * TILE_Q * dim, 2 * tile_kv * dim_v)
-  return tiles + exchange + staging + 8 * groups * TILE_Q + (groups == 3 and 1536 or 1024)
+  local rows = groups * TILE_Q * (row_terms and 16 or 8)
+  return tiles + exchange + staging + rows + (groups == 3 and 1536 or 1024)
 end
 
 -- The values of N in use, ascending.
@@ -29,11 +30,6 @@ local function products(dim, dim_v)
   return list
 end
 
--- Of a lane's 16 rows of LSE, those that it fetches during the visit before: where registers allow.
-local function rows_ahead(groups, mask, has_score)
-  local plain = not has_score and (mask == "full" or mask == "prefix")
-  return groups == 2 and plain and 16 or 0
-end
 
 return function(request, algorithm)
   local spec = request.spec
@@ -48,7 +44,8 @@ return function(request, algorithm)
   end
   local groups = math.max(dim, dim_v) <= 64 and 3 or 2
   local ordered = algorithm == "ordered"
-  local shared = shared_bytes(groups, dim, dim_v)
+  local row_terms = not spec.has_score
+  local shared = shared_bytes(groups, dim, dim_v, row_terms)
   local launches = {}
   local function launch(entry, grid, threads, overlaps)
     launches[#launches + 1] = { entry = entry, grid = grid, threads = threads,
@@ -69,11 +66,12 @@ return function(request, algorithm)
     atomic = ordered and 0 or 1,
     exact = exact and 1 or 0,
     spread = spec.bound == "spread" and 1 or 0, -- `exact` bounds sums by it
-    rows_ahead = rows_ahead(groups, request.mask, spec.has_score),
     persistent = 1, -- a worker runs several chains and loads the next K and V early
     pad = BOX,
-    -- Words of every query row: delta, LSE; for `exact` its factor, and a share of the bounds.
-    row_values = exact and 4 or 2,
+    row_terms = row_terms and 1 or 0, -- products add LSE and delta: RowTerms
+    -- Words of every query row: delta, then LSE or RowTerms; for `exact` its factor, and a share of
+    -- the bounds.
+    row_values = (row_terms and 5 or 2) + (exact and 2 or 0),
     bounded = 1, -- visits say where bounds of keys or queries suffice
     blocks_per_sm = 1,
     producer_registers = registers[groups][1],

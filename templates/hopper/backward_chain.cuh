@@ -52,8 +52,6 @@ struct Consumer {
   bool has_bad_keys; // one of the warp's holds a NaN or infinity
   bool is_beyond;  // all of the warpgroup's keys are beyond the sequence's end
   Fetched fetched; // of the stage's visit
-  // Out of a shuffle, where a register is left: else it is read anew, slowly, for each use.
-  static constexpr bool kKeepsLane = kConsumerGroups == 3 && !kHasScore;
   int lane = 0;
 
   ROTA_DEVICE unsigned tile(int place, int bytes, int number) const {
@@ -67,7 +65,6 @@ struct Consumer {
                                 (unsigned)(number * (bytes >> 4) + (more >> 4)),
                             leading);
   }
-  ROTA_DEVICE int row_lane() const { return kKeepsLane ? hidden(lane) : lane; } // as spills least
   ROTA_DEVICE int slot() const { return chain_number % kSlots; }
   ROTA_DEVICE int chain_parity() const { return chain_number / kSlots & 1; }
   ROTA_DEVICE unsigned tile_k() const { return tile(kSharedK, kKBytes, slot()); }
@@ -149,7 +146,11 @@ struct Consumer {
 #pragma unroll
     for (int i = kFrom; i < kTo; i++) {
       float x[4];
-      const float lse[2] = {fetched.lse[2 * i], fetched.lse[2 * i + 1]};
+      float lse[2] = {0.0f, 0.0f};
+      if constexpr (!kRowTerms) {
+        lse[0] = fetched.lse[2 * i];
+        lse[1] = fetched.lse[2 * i + 1];
+      }
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int bit = 4 * i + j;
@@ -178,9 +179,6 @@ struct Consumer {
   // element(i). All are set where nothing is masked.
 
   static constexpr int kLaneQueries = kTileQ / 4; // of a lane
-  // Without a mask nothing is missing but keys and rows past the end; which way of looking for them
-  // spills nothing depends on the number of registers.
-  static constexpr bool kFindsBits = kHasMask || kConsumerGroups == 3;
   ROTA_DEVICE static constexpr unsigned element(int i) {
     return 1u << (i % 4 / 2 * kLaneQueries + i / 4 * 2 + i % 2);
   }
@@ -467,10 +465,17 @@ struct Consumer {
       if constexpr (kMaskIsBounded && !kMaskIsInterval)
         fetched.is_bounded = __any_sync(kAllLanes, (flags & VisitRecord::kBounded) != 0);
     }
-    lse_of().template get<0, kPairsAhead>(fetched.lse);
   }
-  ROTA_DEVICE RowValues lse_of() const {
-    return RowValues(tile(kSharedLse, kRowBytes, ring.stage), row_lane());
+  ROTA_DEVICE unsigned rows_of() const { return tile(kSharedRows, kRowsBytes, ring.stage); }
+  // S^T or dP^T less what RowTerms hold.
+  ROTA_DEVICE void add_terms(float (&d)[kScores], bool of_delta) const {
+    if constexpr (kRowTerms != 0) {
+      const unsigned halves = RowTerms::halves(lane % 4, of_delta);
+      const unsigned a[4] = {halves, halves, halves, halves};
+      WgmmaTerms::accumulate<0>(d, a,
+                                RowTerms::describe((shared >> 4) + (unsigned)(kSharedRows >> 4) +
+                                                   (unsigned)(ring.stage * (kRowsBytes >> 4))));
+    }
   }
   ROTA_DEVICE unsigned record_of(int stage) const {
     return shared + (unsigned)(kSharedVisit + kVisitBytes * stage);
@@ -491,6 +496,7 @@ struct Consumer {
     wgmma_fence();
     multiply_along<0, kStepsK>(s, describe_tile(kSharedK, kKBytes, slot(), kAlong, own_keys()),
                                describe_tile(kSharedQ, kQBytes, stage, kAlong));
+    add_terms(s, false);
     wgmma_commit();
     if (first)
       barrier_wait_phase(barriers.full_v(), chain_number & 1);
@@ -503,6 +509,8 @@ struct Consumer {
     wgmma_fence();
     multiply_along<kFrom, kTo>(dp, describe_tile(kSharedV, 0, 0, kAlong, own_keys()),
                                describe_tile(kSharedDo, kDoBytes, ring.stage, kAlong));
+    if constexpr (kTo == kStepsV)
+      add_terms(dp, true);
     wgmma_commit();
   }
   ROTA_DEVICE int own_keys() const {
@@ -536,7 +544,7 @@ struct Consumer {
                                  unsigned (&p)[kBlocksQ][4], unsigned (&ds)[kBlocksQ][4]) const {
     // Rows past the end may be a neighbour's, with a NaN in S^T and dP^T already; P becomes 0.
     const bool masked = is_masked();
-    if (kFindsBits && masked && is_bounded_by_query() && !finds_again())
+    if (kHasMask && masked && is_bounded_by_query() && !finds_again())
       allowed = find_bounded(chain, visit());
     if (__builtin_expect(fetched.tail(), false)) {
       wgmma_wait<0>();
@@ -548,21 +556,21 @@ struct Consumer {
     wgmma_touch(s);
     multiply_dp<kStepsAtOnce, kStepsV>(dp);
     probabilities<kPairs / 2, kPairs>(chain, visit(), s, p);
-    if (!kFindsBits && __builtin_expect(masked, false))
+    if (!kHasMask && __builtin_expect(masked, false))
       clear_missing(chain, visit(), s, p);
-    if (kFindsBits && __builtin_expect(masked, false))
+    if (kHasMask && __builtin_expect(masked, false))
       mask_probabilities(finds_again() ? find_bounded(chain, visit()) : allowed, s, p);
-    float delta[kScores / 2];
-    RowValues(tile(kSharedDelta, kRowBytes, ring.stage), row_lane())
-        .template get<0, kPairs>(delta);
+    float delta[kScores / 2] = {};
+    if constexpr (!kRowTerms)
+      RowValues(rows_of() + kRowBytes, lane).get(delta);
     wgmma_wait<0>();
     wgmma_touch(dp);
     if (last)
       arrive(barriers.empty_v());
     score_gradients(delta, s, dp, p, ds);
-    if (!kFindsBits && __builtin_expect(masked, false))
+    if (!kHasMask && __builtin_expect(masked, false))
       clear_like(p, ds);
-    if (kFindsBits && __builtin_expect(masked, false))
+    if (kHasMask && __builtin_expect(masked, false))
       mask_pairs(finds_again() ? find_bounded(chain, visit()) : allowed, ds);
   }
 
@@ -583,7 +591,8 @@ struct Consumer {
       unsigned allowed = ~0u; // in a loop, so before products are under way
       if (kHasMask && is_masked() && !is_bounded_by_query())
         allowed = kMaskIsMatch ? match_numbers(chain, visit()) : evaluate_mask(chain, visit());
-      lse_of().template get<kPairsAhead, kPairs>(fetched.lse);
+      if constexpr (!kRowTerms)
+        RowValues(rows_of(), lane).get(fetched.lse);
       begin_products(first, do_is_there, s, dp);
       make_operands(chain, last, allowed, s, dp, p, ds);
     } else {
@@ -754,8 +763,6 @@ struct Consumer {
   ROTA_DEVICE void run_chain(int number) {
     chain_number = number;
     lane = lane_index();
-    if (kKeepsLane)
-      lane = __shfl_sync(kAllLanes, lane, lane);
     float dk[kPaddedK / 2], dv[kPaddedV / 2];
 #pragma unroll
     for (int i = 0; i < kPaddedK / 2; i++)

@@ -101,23 +101,25 @@ struct Loader {
     const int row = (int)chain.sequence.begin_q + visit.q_tile * kTileQ;
     const long long tile = query_tile_number(arguments, chain.sequence, visit.q_tile, visit.head);
     const float *delta = arguments.delta + tile * kTileQ;
-    const long long all = (long long)arguments.tiles * arguments.heads * kTileQ;
+    const float *after = arguments.delta + (long long)arguments.tiles * arguments.heads * kTileQ;
     const int stage = ring.stage;
-    const unsigned rows = (unsigned)(stage * kRowBytes);
+    const unsigned rows = shared + (unsigned)(kSharedRows + stage * kRowsBytes);
+    constexpr int kFirstBytes = kRowTerms ? kTermBytes : kRowBytes;
     barrier_wait_phase(barriers.empty_q(stage), ring.parity);
     announce_visit(chain, visit, stage);
-    barrier_expect(barriers.full_q(stage), kQBytes + kRowBytes + kFactorBytes);
+    barrier_expect(barriers.full_q(stage), kQBytes + kFirstBytes + kFactorBytes);
     copy_boxes<kPaddedK, kTileQ>(shared + (unsigned)(kSharedQ + stage * kQBytes), &maps.map[kMapQ],
                                  row, visit.head, chain.sequence.slot, barriers.full_q(stage));
-    copy_bytes(shared + kSharedLse + rows, delta + all, kRowBytes, barriers.full_q(stage));
+    copy_bytes(rows, after + tile * (kFirstBytes / 4), kFirstBytes, barriers.full_q(stage));
     if constexpr (kExact)
       copy_factors(shared, arguments, chain, visit, stage, barriers.full_q(stage));
     barrier_wait_phase(barriers.empty_do(stage), ring.parity);
-    barrier_expect(barriers.full_do(stage), kDoBytes + kRowBytes);
+    barrier_expect(barriers.full_do(stage), kDoBytes + (kRowTerms ? 0 : kRowBytes));
     copy_boxes<kPaddedV, kTileQ>(shared + (unsigned)(kSharedDo + stage * kDoBytes),
                                  &maps.map[kMapDO], row, visit.head, chain.sequence.slot,
                                  barriers.full_do(stage));
-    copy_bytes(shared + kSharedDelta + rows, delta, kRowBytes, barriers.full_do(stage));
+    if constexpr (!kRowTerms)
+      copy_bytes(rows + kRowBytes, delta, kRowBytes, barriers.full_do(stage));
     ring.advance();
     record_visit(chain, visit, (int)tile);
   }

@@ -27,7 +27,7 @@
 namespace rota {
 
 constexpr int kBoundKeys = 0, kBoundValues = 1; // float bits: kmax, vmax
-constexpr int kBoundWords = (kRowValues - 3) * kTileQ;
+constexpr int kBoundWords = (kRowValues - kRowWords - 1) * kTileQ;
 static_assert(!kExact || kBoundValues < kBoundWords, "row_values leaves room for the bounds");
 
 // A row may not be finite under a finite bound: where a mask lets a query attend to a key with an
@@ -46,11 +46,11 @@ ROTA_DEVICE int factor_place(int row) {
   return (row / 2 % 4 * (kTileQ / 8) + row / 8) * 2 + row % 2;
 }
 ROTA_DEVICE Element *factors_of(const RotaArguments &arguments, long long tile) {
-  return reinterpret_cast<Element *>(arguments.delta + 2 * all_rows(arguments)) + tile * kTileQ;
+  return reinterpret_cast<Element *>(arguments.delta + kRowWords * all_rows(arguments)) + tile * kTileQ;
 }
 ROTA_DEVICE float *bounds_of(const RotaArguments &arguments, const RotaSequence &sequence,
                              int kv_head) {
-  return arguments.delta + 3 * all_rows(arguments) +
+  return arguments.delta + (kRowWords + 1) * all_rows(arguments) +
          query_tile_number(arguments, sequence, 0, kv_head) * kBoundWords;
 }
 

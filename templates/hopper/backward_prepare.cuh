@@ -24,6 +24,13 @@ ROTA_DEVICE float exponent_of_row(const RotaArguments &arguments, const RotaSequ
   return lse == -kInfinity ? kInfinity : lse * kLog2E;
 }
 
+// What is added to the row's S. For rows past the end and those without a key so little that P is 0.
+ROTA_DEVICE float term_of_row(const RotaArguments &arguments, const RotaSequence &sequence, int q,
+                              int head) {
+  const float lse = q < sequence.n_q ? *row_q<float>(arguments.lse, sequence, q, head) : -kInfinity;
+  return lse == -kInfinity ? copysignf(1e38f, -arguments.scale) : -lse * reciprocal_fast(arguments.scale);
+}
+
 // The sums over the lanes that share a row, of kRowSteps rows; lane l is left with that of row
 // l / 2 in sums[0]. With each step lanes have half as many rows to add for.
 ROTA_DEVICE void add_over_lanes(float (&sums)[kRowSteps], int lane) {
@@ -75,7 +82,7 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
     if (blockIdx.x == 0)
       arguments.counters[all] = 0;
   }
-  if (thread < kTileQ)
+  if (kRowTerms == 0 && thread < kTileQ)
     arguments.delta[(all + tile) * kTileQ + thread] =
         exponent_of_row(arguments, sequence, first + thread, head);
   if (row.run_begin == row.run_end)
@@ -85,16 +92,22 @@ ROTA_DEVICE void prepare(const RotaArguments &arguments, const RotaTensorMaps &)
     for (int i = 4 * thread; i < kDqFloats; i += 4 * kPrepareThreads)
       store_sum(arguments.dq_accumulator + tile * kDqFloats + i, zero);
   }
+  // Whose sum this thread is left with.
+  const int r = lane / 2 * kRowsAtOnce + line, q = first + r;
+  const float term = kRowTerms != 0 ? term_of_row(arguments, sequence, q, head) : 0.0f;
   float sums[kRowSteps];
 #pragma unroll
   for (int i = 0; i < kRowSteps; i++)
     sums[i] = chunk_product(o[i], d_o[i]);
   add_over_lanes(sums, lane);
-  const int r = lane / 2 * kRowsAtOnce + line, q = first + r;
   if (lane % 2 == 0 && r < kTileQ) {
     if (arguments.d_lse.data && q < sequence.n_q)
       sums[0] -= *row_q<float>(arguments.d_lse, sequence, q, head);
-    arguments.delta[tile * kTileQ + r] = sums[0];
+    if (kExact || !kRowTerms || arguments.sink) // who else asks for it
+      arguments.delta[tile * kTileQ + r] = sums[0];
+    if constexpr (kRowTerms != 0)
+      store_global_chunk(arguments.delta + all * kTileQ + (tile * kTileQ + r) * 4,
+                         RowTerms(term, -sums[0]).pieces);
   }
   if constexpr (kExact)
     store_factors<kRowLanes>(arguments, sequence, row.q_tile, head, o, d_o);

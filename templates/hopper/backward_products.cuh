@@ -15,7 +15,8 @@ constexpr int kStepsK = kPaddedK / 16, kStepsV = kPaddedV / 16; // of S^T and of
 // How tiles are described: used along rows, or across rows in boxes of so many.
 constexpr int kAlong = 16, kAcrossQ = kTileQ * kBoxPitch, kAcrossKv = kTileKv * kBoxPitch;
 
-// LSE as the exponent of a power of two; +inf where a row has no key: P is 0 there.
+// LSE as the exponent of a power of two; +inf where a row has no key: P is 0 there. (Without a score
+// RowTerms hold it.)
 ROTA_DEVICE float score_factor(const RotaArguments &arguments) {
   return kHasScore ? arguments.scale : arguments.scale * kLog2E;
 }
@@ -58,9 +59,9 @@ ROTA_DEVICE void multiply_dq(float (&d)[kDqColumns / 2], Descriptor a, Descripto
 struct RowValues {
   unsigned rows;
   ROTA_DEVICE RowValues(unsigned place, int lane) : rows(place + 8u * ((unsigned)lane % 4)) {}
-  template <int kFrom, int kTo> ROTA_DEVICE void get(float (&values)[kScores / 2]) const {
+  ROTA_DEVICE void get(float (&values)[kScores / 2]) const {
 #pragma unroll
-    for (int i = kFrom; i < kTo; i++) {
+    for (int i = 0; i < kScores / 4; i++) {
       float pair[2];
       load_shared_pair(pair, rows + 32u * (unsigned)i);
       values[2 * i] = pair[0];
@@ -69,8 +70,7 @@ struct RowValues {
   }
 };
 
-// A lane's pairs of rows of LSE: how many of them the visit before fetches, as registers allow.
-constexpr int kPairs = kTileQ / 8, kPairsAhead = kRowsAhead / 2;
+constexpr int kPairs = kTileQ / 8; // of rows, a lane
 
 // ---- Keys that are not finite: 16 rows of K, a warp's ----
 

@@ -64,6 +64,9 @@ constexpr int kDsBytes = kTileQ * kTileKv * 2;
 constexpr bool kDvInStage = kConsumerGroups == 2 && kPaddedV <= kPaddedK;
 constexpr int kStagingBytes = larger(kDqFloats * 4, kVBytes);
 constexpr int kRowBytes = kTileQ * 4;                 // LSE or delta of a tile
+constexpr int kTermBytes = kTileQ * 16;               // RowTerms of a tile
+constexpr int kRowWords = kRowTerms ? 5 : 2;          // of a row in memory: delta, RowTerms or LSE
+constexpr int kRowsBytes = kRowTerms ? kTermBytes : 2 * kRowBytes; // a stage's
 constexpr int kFactorBytes = kExact ? kTileQ * 2 : 0; // see backward_exact.cuh
 
 // A staged dQ partial lies in the order of its fragments: float [warp][fragment][lane][4]. What one
@@ -83,9 +86,8 @@ constexpr int kSharedQ = kSharedV + kVBytes;
 constexpr int kSharedDo = kSharedQ + kStagesQ * kQBytes;
 constexpr int kSharedDs = kSharedDo + kStagesQ * kDoBytes; // two
 constexpr int kSharedStaging = kSharedDs + 2 * kDsBytes;   // two
-constexpr int kSharedLse = kSharedStaging + 2 * kStagingBytes;
-constexpr int kSharedDelta = kSharedLse + kStagesQ * kRowBytes;
-constexpr int kSharedFactor = kSharedDelta + kStagesQ * kRowBytes;
+constexpr int kSharedRows = kSharedStaging + 2 * kStagingBytes; // LSE and delta, or RowTerms
+constexpr int kSharedFactor = kSharedRows + kStagesQ * kRowsBytes;
 constexpr int kSharedChain = kSharedFactor + kStagesQ * kFactorBytes; // ChainWords
 constexpr int kChainSlots = 4, kChainBytes = 72;
 constexpr int kSharedVisit = kSharedChain + kChainSlots * kChainBytes; // VisitRecord by stage
@@ -99,6 +101,45 @@ constexpr int kSharedBarriers = kSharedWorker + 16;
 constexpr int kBarriers = 13 + 2 * kSlots + 4 * kStagesQ + 2 * kTurnSlots;
 constexpr int kSharedEnd = kSharedBarriers + 8 * kBarriers;
 static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the tiles");
+
+// What is subtracted in a query row, -LSE / scale from S and -delta from dP, in three pieces of bf16
+// each, which together hold all bits. The products add it: a column of S^T is then
+//
+//   K q + [1/2 1/2 1/2 0 0 0 0 0 | the same] [terms | terms]      and of dP^T
+//   V dO + [0 0 0 1/2 1/2 1/2 0 0 | the same] [terms | terms]
+//
+// in a k step of 16 whose halves lie at the same place. Loads of 4 bytes for each element would take
+// more of the shared memory's time. Where a term is NaN, so are both elements.
+struct RowTerms {
+  Chunk pieces;
+
+  ROTA_DEVICE static void split(float x, float (&piece)[3]) {
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+      float high;
+      unpack(pack(x, 0.0f, Bf16()), piece[i], high, Bf16());
+      x -= piece[i];
+    }
+  }
+  ROTA_DEVICE RowTerms(float lse, float delta) {
+    float l[3], d[3];
+    split(lse, l);
+    split(delta, d);
+    pieces = Chunk{{pack(l[0], l[1], Bf16()), pack(l[2], d[0], Bf16()), pack(d[1], d[2], Bf16()), 0}};
+  }
+  // The constants of columns 2 t, 2 t + 1, for LSE or delta, t = lane % 4.
+  ROTA_DEVICE static unsigned halves(int t, bool of_delta) {
+    constexpr unsigned kHalf = 0x3f00, kBoth = 0x3f003f00;
+    if (of_delta)
+      return t == 2 ? kBoth : t == 1 ? kHalf << 16 : 0;
+    return t == 0 ? kBoth : t == 1 ? kHalf : 0;
+  }
+  // Of the terms at an address shifted to the right by 4: rows of 16 bytes without swizzling, in
+  // groups of 8.
+  ROTA_DEVICE static Descriptor describe(unsigned shared) {
+    return (Descriptor)(8 * 16 >> 4) << 32 | shared;
+  }
+};
 
 // Barriers' addresses.
 struct Barriers {

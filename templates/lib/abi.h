@@ -102,6 +102,7 @@ typedef struct RotaSection { // host: where a table lies in the image
 typedef struct RotaWorkspace {
   long long delta;          // float [all query tiles * heads * tile_q]: rowsum(dO * O) - dLSE;
                             // with tiling.row_values = 2 then as many: LSE log2 e, +inf for -inf;
+                            // with tiling.row_terms then RowTerms of each;
                             // forward, with tiling.spread: that many floats of each kv tile and
                             // head
   long long dq_accumulator; // float [all query tiles * heads][tile_q * padded head dim], in an
