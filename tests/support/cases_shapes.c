@@ -41,6 +41,30 @@ static void test_c5_causal_alignments(void **state) {
     }
 }
 
+/* ---- Scales of either sign; under the mask the first queries have no key ---- */
+
+static void test_scale_of_either_sign(void **state) {
+  (void)state;
+  static const float scales[] = {-0.1f, 1e-3f, 0.75f};
+  static const int dims[] = {64, 128, 256};
+  for (int i = 0; i < 3; i++)
+    for (int j = 0; j < case_size(3, 1); j++) {
+      char name[48];
+      snprintf(name, sizeof name, "scale %g, head dim %d", (double)scales[i], dims[j]);
+      TrialShape shape = {.dtype = j % 2 ? ROTA_FP16 : ROTA_BF16,
+                          .head_dim = dims[j],
+                          .heads = 4,
+                          .kv_heads = 2,
+                          .batch = 2,
+                          .n_q = 200,
+                          .n_k = 130,
+                          .mask = "causal",
+                          .scale = scales[i],
+                          .d_lse = true};
+      case_check(name, &shape);
+    }
+}
+
 /* ---- C7: packed sequences, some without queries ---- */
 
 static void test_c7_sequences_without_queries(void **state) {
@@ -337,6 +361,7 @@ static void test_groups(void **state) {
 
 int cases_shapes(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_scale_of_either_sign),
       cmocka_unit_test(test_c5_causal_alignments),
       cmocka_unit_test(test_c7_sequences_without_queries),
       cmocka_unit_test(test_c11_cache),
