@@ -294,7 +294,8 @@ void emit_instructions(const Spec *spec, const Tiling *tiling, Text *out) {
                              .along_steps = tiling_get(tiling, "sum_along", 0),
                              .across_n = spec->head_dim_v,
                              .across_steps = tiling_get(tiling, "sum_across", 0),
-                             .terms_n = tiling_get(tiling, "row_terms", -1) < 0 ? 0 : tiling->tile_q};
+                             .terms_n =
+                                 tiling_get(tiling, "row_terms", -1) < 0 ? 0 : tiling->tile_q};
   instructions_emit(spec->dtype, &products, out);
   text_append(out, "\n}  // namespace rota\n");
 }

@@ -33,9 +33,7 @@ struct Fetched {
   ROTA_DEVICE bool partial() const {
     return kInWord ? (flags & VisitRecord::kPartial) != 0 : is_partial;
   }
-  ROTA_DEVICE bool tail() const {
-    return kInWord ? (flags & VisitRecord::kTail) != 0 : is_tail;
-  }
+  ROTA_DEVICE bool tail() const { return kInWord ? (flags & VisitRecord::kTail) != 0 : is_tail; }
   ROTA_DEVICE bool bounded() const {
     return kInWord ? (flags & VisitRecord::kBounded) != 0 : is_bounded;
   }
@@ -49,9 +47,9 @@ struct Consumer {
   int group, warp;                // warp within the group
   int chain_number, visit_number; // of the worker's
   Ring<kStagesQ> ring;            // the visit's stage
-  bool has_bad_keys; // one of the warp's holds a NaN or infinity
-  bool is_beyond;  // all of the warpgroup's keys are beyond the sequence's end
-  Fetched fetched; // of the stage's visit
+  bool has_bad_keys;              // one of the warp's holds a NaN or infinity
+  bool is_beyond;                 // all of the warpgroup's keys are beyond the sequence's end
+  Fetched fetched;                // of the stage's visit
   int lane = 0;
 
   ROTA_DEVICE unsigned tile(int place, int bytes, int number) const {
@@ -423,8 +421,7 @@ struct Consumer {
     __syncwarp();
   }
   // dV where Q and dO of the last visit were, when the other warpgroup has left them, too.
-  ROTA_DEVICE void stage_dv_in_stage(float (&dv)[kPaddedV / 2],
-                                     const ChainWords &chain) const {
+  ROTA_DEVICE void stage_dv_in_stage(float (&dv)[kPaddedV / 2], const ChainWords &chain) const {
     const int stage = kStagesQ - 1 - ring.stage;
     named_barrier_sync(kBarrierLeft + 1 - group, kConsumerThreads);
     stage_gradient<kPaddedV, kKeys>(dv, 1.0f, chain,
@@ -466,16 +463,12 @@ struct Consumer {
         fetched.is_bounded = __any_sync(kAllLanes, (flags & VisitRecord::kBounded) != 0);
     }
   }
-  ROTA_DEVICE unsigned rows_of() const { return tile(kSharedRows, kRowsBytes, ring.stage); }
-  // S^T or dP^T less what RowTerms hold.
-  ROTA_DEVICE void add_terms(float (&d)[kScores], bool of_delta) const {
-    if constexpr (kRowTerms != 0) {
-      const unsigned halves = RowTerms::halves(lane % 4, of_delta);
-      const unsigned a[4] = {halves, halves, halves, halves};
-      WgmmaTerms::accumulate<0>(d, a,
-                                RowTerms::describe((shared >> 4) + (unsigned)(kSharedRows >> 4) +
-                                                   (unsigned)(ring.stage * (kRowsBytes >> 4))));
-    }
+  ROTA_DEVICE unsigned rows_of() const {
+    return tile(kSharedRows, kRowsBytes, ring.stage);
+  }
+  ROTA_DEVICE unsigned terms_of() const { // shifted to the right by 4
+    return (shared >> 4) + (unsigned)(kSharedRows >> 4) +
+           (unsigned)(ring.stage * (kRowsBytes >> 4));
   }
   ROTA_DEVICE unsigned record_of(int stage) const {
     return shared + (unsigned)(kSharedVisit + kVisitBytes * stage);
@@ -496,7 +489,7 @@ struct Consumer {
     wgmma_fence();
     multiply_along<0, kStepsK>(s, describe_tile(kSharedK, kKBytes, slot(), kAlong, own_keys()),
                                describe_tile(kSharedQ, kQBytes, stage, kAlong));
-    add_terms(s, false);
+    add_terms(s, terms_of(), lane, false);
     wgmma_commit();
     if (first)
       barrier_wait_phase(barriers.full_v(), chain_number & 1);
@@ -510,7 +503,7 @@ struct Consumer {
     multiply_along<kFrom, kTo>(dp, describe_tile(kSharedV, 0, 0, kAlong, own_keys()),
                                describe_tile(kSharedDo, kDoBytes, ring.stage, kAlong));
     if constexpr (kTo == kStepsV)
-      add_terms(dp, true);
+      add_terms(dp, terms_of(), lane, true);
     wgmma_commit();
   }
   ROTA_DEVICE int own_keys() const {
@@ -610,18 +603,15 @@ struct Consumer {
     }
     if (!idle) {
       wgmma_fence();
-      accumulate_gradient<kPaddedV>(dv, p,
-                                    describe_tile(kSharedDo, kDoBytes, stage, kAcrossQ));
-      accumulate_gradient<kPaddedK>(dk, ds,
-                                    describe_tile(kSharedQ, kQBytes, stage, kAcrossQ));
+      accumulate_gradient<kPaddedV>(dv, p, describe_tile(kSharedDo, kDoBytes, stage, kAcrossQ));
+      accumulate_gradient<kPaddedK>(dk, ds, describe_tile(kSharedQ, kQBytes, stage, kAcrossQ));
       wgmma_commit();
     }
     if constexpr (!kPublishesLate)
       publish_ds();
     ring.advance();
     const bool is_there = barrier_is_over(barriers.full_q(ring.stage), ring.parity);
-    fetched.is_there =
-        Fetched::kInWord ? uniform(is_there) != 0 : __any_sync(kAllLanes, is_there);
+    fetched.is_there = Fetched::kInWord ? uniform(is_there) != 0 : __any_sync(kAllLanes, is_there);
     if (fetched.is_there)
       fetch();
     if constexpr (kPublishesLate)

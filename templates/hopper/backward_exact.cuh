@@ -46,7 +46,8 @@ ROTA_DEVICE int factor_place(int row) {
   return (row / 2 % 4 * (kTileQ / 8) + row / 8) * 2 + row % 2;
 }
 ROTA_DEVICE Element *factors_of(const RotaArguments &arguments, long long tile) {
-  return reinterpret_cast<Element *>(arguments.delta + kRowWords * all_rows(arguments)) + tile * kTileQ;
+  float *factors = arguments.delta + kRowWords * all_rows(arguments);
+  return reinterpret_cast<Element *>(factors) + tile * kTileQ;
 }
 ROTA_DEVICE float *bounds_of(const RotaArguments &arguments, const RotaSequence &sequence,
                              int kv_head) {

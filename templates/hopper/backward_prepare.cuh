@@ -24,11 +24,13 @@ ROTA_DEVICE float exponent_of_row(const RotaArguments &arguments, const RotaSequ
   return lse == -kInfinity ? kInfinity : lse * kLog2E;
 }
 
-// What is added to the row's S. For rows past the end and those without a key so little that P is 0.
+// What is added to the row's S; past the end and without a key so little that P is 0.
 ROTA_DEVICE float term_of_row(const RotaArguments &arguments, const RotaSequence &sequence, int q,
                               int head) {
   const float lse = q < sequence.n_q ? *row_q<float>(arguments.lse, sequence, q, head) : -kInfinity;
-  return lse == -kInfinity ? copysignf(1e38f, -arguments.scale) : -lse * reciprocal_fast(arguments.scale);
+  if (lse == -kInfinity)
+    return copysignf(1e38f, -arguments.scale);
+  return -lse * reciprocal_fast(arguments.scale);
 }
 
 // The sums over the lanes that share a row, of kRowSteps rows; lane l is left with that of row

@@ -15,8 +15,7 @@ constexpr int kStepsK = kPaddedK / 16, kStepsV = kPaddedV / 16; // of S^T and of
 // How tiles are described: used along rows, or across rows in boxes of so many.
 constexpr int kAlong = 16, kAcrossQ = kTileQ * kBoxPitch, kAcrossKv = kTileKv * kBoxPitch;
 
-// LSE as the exponent of a power of two; +inf where a row has no key: P is 0 there. (Without a score
-// RowTerms hold it.)
+// P's exponent: of a power of two, or the scaled score.
 ROTA_DEVICE float score_factor(const RotaArguments &arguments) {
   return kHasScore ? arguments.scale : arguments.scale * kLog2E;
 }
@@ -71,6 +70,15 @@ struct RowValues {
 };
 
 constexpr int kPairs = kTileQ / 8; // of rows, a lane
+
+// S^T or dP^T less what RowTerms hold, at an address shifted to the right by 4.
+ROTA_DEVICE void add_terms(float (&d)[kScores], unsigned terms, int lane, bool of_delta) {
+  if constexpr (kRowTerms != 0) {
+    const unsigned halves = RowTerms::halves(lane % 4, of_delta);
+    const unsigned a[4] = {halves, halves, halves, halves};
+    WgmmaTerms::accumulate<0>(d, a, RowTerms::describe(terms));
+  }
+}
 
 // ---- Keys that are not finite: 16 rows of K, a warp's ----
 

@@ -63,11 +63,11 @@ constexpr int kDsBytes = kTileQ * kTileKv * 2;
 // A warpgroup's part of dV fits the place of a visit's Q, the other's that of dO.
 constexpr bool kDvInStage = kConsumerGroups == 2 && kPaddedV <= kPaddedK;
 constexpr int kStagingBytes = larger(kDqFloats * 4, kVBytes);
-constexpr int kRowBytes = kTileQ * 4;                 // LSE or delta of a tile
-constexpr int kTermBytes = kTileQ * 16;               // RowTerms of a tile
-constexpr int kRowWords = kRowTerms ? 5 : 2;          // of a row in memory: delta, RowTerms or LSE
+constexpr int kRowBytes = kTileQ * 4;        // LSE or delta of a tile
+constexpr int kTermBytes = kTileQ * 16;      // RowTerms of a tile
+constexpr int kRowWords = kRowTerms ? 5 : 2; // of a row in memory: delta, RowTerms or LSE
 constexpr int kRowsBytes = kRowTerms ? kTermBytes : 2 * kRowBytes; // a stage's
-constexpr int kFactorBytes = kExact ? kTileQ * 2 : 0; // see backward_exact.cuh
+constexpr int kFactorBytes = kExact ? kTileQ * 2 : 0;              // see backward_exact.cuh
 
 // A staged dQ partial lies in the order of its fragments: float [warp][fragment][lane][4]. What one
 // warp holds, 16 rows, is a block. In a finished tile each block has become boxes of 16 rows, one
@@ -84,8 +84,8 @@ constexpr int kSharedK = 0;
 constexpr int kSharedV = kSharedK + kSlots * kKBytes;
 constexpr int kSharedQ = kSharedV + kVBytes;
 constexpr int kSharedDo = kSharedQ + kStagesQ * kQBytes;
-constexpr int kSharedDs = kSharedDo + kStagesQ * kDoBytes; // two
-constexpr int kSharedStaging = kSharedDs + 2 * kDsBytes;   // two
+constexpr int kSharedDs = kSharedDo + kStagesQ * kDoBytes;      // two
+constexpr int kSharedStaging = kSharedDs + 2 * kDsBytes;        // two
 constexpr int kSharedRows = kSharedStaging + 2 * kStagingBytes; // LSE and delta, or RowTerms
 constexpr int kSharedFactor = kSharedRows + kStagesQ * kRowsBytes;
 constexpr int kSharedChain = kSharedFactor + kStagesQ * kFactorBytes; // ChainWords
@@ -102,14 +102,14 @@ constexpr int kBarriers = 13 + 2 * kSlots + 4 * kStagesQ + 2 * kTurnSlots;
 constexpr int kSharedEnd = kSharedBarriers + 8 * kBarriers;
 static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the tiles");
 
-// What is subtracted in a query row, -LSE / scale from S and -delta from dP, in three pieces of bf16
-// each, which together hold all bits. The products add it: a column of S^T is then
+// What is added in a query row, -LSE / scale to S and -delta to dP, in three pieces of bf16 each,
+// which together hold all bits. The products add it: a column of S^T is then
 //
 //   K q + [1/2 1/2 1/2 0 0 0 0 0 | the same] [terms | terms]      and of dP^T
 //   V dO + [0 0 0 1/2 1/2 1/2 0 0 | the same] [terms | terms]
 //
-// in a k step of 16 whose halves lie at the same place. Loads of 4 bytes for each element would take
-// more of the shared memory's time. Where a term is NaN, so are both elements.
+// in a k step of 16 whose halves lie at the same place. Loads of 4 bytes for each element would
+// take more of the shared memory's time. Where a term is NaN, so are both elements.
 struct RowTerms {
   Chunk pieces;
 
@@ -125,7 +125,8 @@ struct RowTerms {
     float l[3], d[3];
     split(lse, l);
     split(delta, d);
-    pieces = Chunk{{pack(l[0], l[1], Bf16()), pack(l[2], d[0], Bf16()), pack(d[1], d[2], Bf16()), 0}};
+    pieces =
+        Chunk{{pack(l[0], l[1], Bf16()), pack(l[2], d[0], Bf16()), pack(d[1], d[2], Bf16()), 0}};
   }
   // The constants of columns 2 t, 2 t + 1, for LSE or delta, t = lane % 4.
   ROTA_DEVICE static unsigned halves(int t, bool of_delta) {
