@@ -47,18 +47,18 @@ return function(request, algorithm)
   local row_terms = not spec.has_score
   local shared = shared_bytes(groups, dim, dim_v, row_terms)
   local launches = {}
-  local function launch(entry, grid, threads, overlaps)
+  local function launch(entry, grid, threads, overlaps, bytes)
     launches[#launches + 1] = { entry = entry, grid = grid, threads = threads,
-      shared_bytes = entry == "rota_backward" and shared or 0, overlaps = overlaps }
+      shared_bytes = bytes or 0, overlaps = overlaps }
   end
   if exact then
     launch("rota_clear_bounds", "row_items", 64)
     launch("rota_key_bounds", "chain_items", 256, true)
   end
   launch("rota_prepare", "row_items", 128, exact)
-  launch("rota_backward", "workers", 128 * (1 + groups), true)
+  launch("rota_backward", "workers", 128 * (1 + groups), true, shared)
   if not ordered then launch("rota_finalise", "row_items", 128) end
-  if spec.sink_logit then launch("rota_sink_gradient", "heads", 256) end
+  if spec.sink_logit then launch("rota_sink_gradient", "heads", 256, false, 4 * 256) end
   return {
     template = "templates/hopper/backward.cuh",
     tile_q = TILE_Q,

@@ -66,7 +66,7 @@ return function(request, algorithm)
   local tiling = works.tiling(request, chains(spec) or products(spec))
   if spec.sink_logit then
     tiling.launches[3] =
-      { entry = "rota_sink_gradient", grid = "heads", threads = 256, shared_bytes = 0 }
+      { entry = "rota_sink_gradient", grid = "heads", threads = 256, shared_bytes = 4 * 256 }
   end
   return tiling
 end

@@ -12,7 +12,7 @@ local function launches(spec, heavy)
   end
   if spec.sink_logit then
     list[#list + 1] =
-      { entry = "rota_sink_gradient", grid = "heads", threads = 256, shared_bytes = 0 }
+      { entry = "rota_sink_gradient", grid = "heads", threads = 256, shared_bytes = 4 * 256 }
   end
   return list
 end

@@ -5,15 +5,16 @@
 
 #include "tiling.cuh"
 
+#include "templates/lib/memory.cuh"
 #include "templates/lib/tables.cuh"
 
 namespace rota {
 
 // One block per query head. Thread i adds rows i, i + threads, ... of the batch's query tiles in
-// ascending order; then the threads' sums are added by halves.
+// ascending order; then the threads' sums, 4 bytes each of dynamic shared memory, are added by
+// halves.
 ROTA_DEVICE void sink_gradient(const RotaArguments &arguments) {
-  constexpr int kThreadsMost = 256;
-  __shared__ float sums[kThreadsMost];
+  float *sums = reinterpret_cast<float *>(dynamic_shared());
   if (arguments.d_sink == nullptr)
     return;
   const int head = (int)blockIdx.x, thread = (int)threadIdx.x;
