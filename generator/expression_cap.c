@@ -1,6 +1,5 @@
 /* Level 2. Scores that a softcap ends: cap * tanh(x / cap). */
 #include <stdlib.h>
-#include <string.h>
 
 #include "generator/expression_ast.h"
 
@@ -9,7 +8,7 @@ static bool same_leaf(const Node *a, const Node *b) {
   if (a->operation != b->operation || a->type != VALUE_FLOAT)
     return false;
   if (a->operation == OP_FLOAT)
-    return memcmp(&a->value.f, &b->value.f, sizeof a->value.f) == 0;
+    return a->value.f == b->value.f;
   return a->operation == OP_PARAMETER && a->value.i == b->value.i;
 }
 

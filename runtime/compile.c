@@ -26,6 +26,7 @@ static const struct {
     {"--ptxas-options=-v", 0}, /* registers and spills, into the log */
     {"--modify-stack-limit=false", 11080}, /* the process's limits are not ours to change */
     {"--minimal", 12040}, /* no runtime API, textures or launches from the device: 20 ms less */
+    {"--no-cache", 12090}, /* of its own, which gives no log; see cubin_cache.h */
 };
 enum { OPTION_COUNT = sizeof compile_options / sizeof compile_options[0] };
 static const char line_info_option[] = "-lineinfo";
