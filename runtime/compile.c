@@ -25,7 +25,7 @@ static const struct {
     {"-default-device", 0},    /* functions without a mark are for the device: abi.h is plain C */
     {"--ptxas-options=-v", 0}, /* registers and spills, into the log */
     {"--modify-stack-limit=false", 11080}, /* the process's limits are not ours to change */
-    {"--minimal", 12040}, /* no runtime API, textures or launches from the device: 20 ms less */
+    {"--minimal", 12040},  /* no runtime API, textures or launches from the device: 20 ms less */
     {"--no-cache", 12090}, /* of its own, which gives no log; see cubin_cache.h */
 };
 enum { OPTION_COUNT = sizeof compile_options / sizeof compile_options[0] };
