@@ -110,8 +110,10 @@ struct OutputConsumer : WorkConsumer {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       sum[r] = quad_sum(sum[r]);
+      // Where all scores are NaN no maximum is found, yet the row is not empty.
+      const float peak = top[r] == -kInfinity && sum[r] != sum[r] ? 0.0f : top[r];
       if (lane_index() % 4 == 0) {
-        to[lane_row(r)] = top[r];
+        to[lane_row(r)] = peak;
         to[kStatFloats / 2 + lane_row(r)] = sum[r];
       }
     }
