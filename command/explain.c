@@ -35,7 +35,8 @@ static double heads_at_once(const Plan *plan) {
   const RotaItem *items = plan_section(plan, plan->chain_items);
   const RotaChain *chains = plan_section(plan, plan->chains);
   double count = 0;
-  for (int32_t w = 0; w < plan->workers; w++) {
+  int64_t workers = plan_grid(plan, GRID_WORKERS);
+  for (int32_t w = 0; w < workers; w++) {
     if (queue[w] == queue[w + 1])
       continue;
     const RotaItem *item = &items[queue[w]];

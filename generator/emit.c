@@ -295,7 +295,8 @@ void emit_instructions(const Spec *spec, const Tiling *tiling, Text *out) {
                              .across_n = spec->head_dim_v,
                              .across_steps = tiling_get(tiling, "sum_across", 0),
                              .terms_n =
-                                 tiling_get(tiling, "row_terms", -1) < 0 ? 0 : tiling->tile_q};
+                                 tiling_get(tiling, "row_terms", -1) < 0 ? 0 : tiling->tile_q,
+                             .by_warp = tiling_get(tiling, "row_terms", -1) >= 0};
   instructions_emit(spec->dtype, &products, out);
   text_append(out, "\n}  // namespace rota\n");
 }

@@ -198,11 +198,11 @@ void instructions_emit(rota_dtype dtype, const Products *products, Text *out) {
   if (dtype == ROTA_FP32)
     return;
   const char *type = dtype == ROTA_BF16 ? "bf16" : "f16";
-  if (products->count == 0) {
-    for (size_t i = 0; i < sizeof mma_shapes / sizeof mma_shapes[0]; i++)
+  for (size_t i = 0; i < sizeof mma_shapes / sizeof mma_shapes[0]; i++)
+    if (products->count == 0 || products->by_warp)
       emit_mma(&mma_shapes[i], type, out);
+  if (products->count == 0)
     return;
-  }
   text_append(out, "template <int kN> struct Wgmma;\n\n");
   for (int i = 0; i < products->count; i++)
     emit_wgmma(products, products->n[i], type, out);

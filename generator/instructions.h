@@ -3,6 +3,8 @@
 #ifndef ROTA_GENERATOR_INSTRUCTIONS_H
 #define ROTA_GENERATOR_INSTRUCTIONS_H
 
+#include <stdbool.h>
+
 #include "generator/text.h"
 
 /* Products of warpgroups: those of each N; or whole sums over so many k steps of 16, and then each
@@ -12,7 +14,8 @@ typedef struct Products {
   int count; /* 0: none, the kernels multiply warp by warp */
   int along_n, along_steps;
   int across_n, across_steps;
-  int terms_n; /* of that n also one of bf16, whatever the dtype; 0: none */
+  int terms_n;  /* of that n also one of bf16, whatever the dtype; 0: none */
+  bool by_warp; /* also those of a warp */
 } Products;
 
 /* Appends the body of instructions.cuh for operands of `dtype`; nothing for FP32, which has no such

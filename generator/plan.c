@@ -100,6 +100,12 @@ static RotaWorkspace forward_workspace(const Plan *plan, const Tiling *tiling, i
   return workspace;
 }
 
+/* Blocks that prepare rows, at most. Of co_resident workers none starts before all rows are
+ * prepared, so that may fill the device; the layout is made before it is known whether they are. */
+static int64_t most_preparers(const Plan *plan) {
+  return tiling_get(&plan->tiling, "rows_beside", 0) ? plan->gang : 0;
+}
+
 static RotaWorkspace workspace_layout(const Plan *plan, rota_direction direction,
                                       const Tiling *tiling, const Spec *spec) {
   if (direction != ROTA_BACKWARD)
@@ -115,7 +121,7 @@ static RotaWorkspace workspace_layout(const Plan *plan, rota_direction direction
   int64_t dq_end = workspace.dq_accumulator + rows * columns * element;
   workspace.counters = round_up(dq_end, WORKSPACE_ALIGN);
   int64_t counters_end =
-      workspace.counters + (blocks + 1) * (int64_t)sizeof(int); /* and a ticket */
+      workspace.counters + (blocks + 1 + most_preparers(plan)) * (int64_t)sizeof(int);
   workspace.works = workspace.bytes = round_up(counters_end, WORKSPACE_ALIGN);
   return workspace;
 }
@@ -175,6 +181,7 @@ static rota_status write_tables(const Spec *spec, const Schedule *schedule, cons
                            .tile_kv = plan->tiling.tile_kv,
                            .schedule = plan->direction == ROTA_BACKWARD ? schedule : NULL,
                            .ordered = plan_is_ordered(plan),
+                           .rows_in_order = tiling_get(&plan->tiling, "rows_beside", 0) != 0,
                            .row_workers = forward ? tiling_get(&plan->tiling, "workers", 0) : 0,
                            .pieces = piece_rule(&plan->tiling),
                            .q_bytes = token + sums,
@@ -237,8 +244,7 @@ static rota_status build_tables(const Spec *spec, const Schedule *schedule, Plan
 static rota_status verify_queues(const Schedule *schedule, Plan *plan) {
   if (!plan_is_ordered(plan)) /* a forward plan has no schedule */
     return ROTA_OK;
-  bool tickets = schedule->assignment == ASSIGN_TICKETS && !schedule->persistent;
-  if (schedule->portable && tickets)
+  if (schedule->portable && schedule->assignment == ASSIGN_TICKETS)
     return ROTA_OK;
   return plan_verify_queues(plan, &plan->co_resident);
 }
@@ -315,7 +321,17 @@ int64_t plan_grid(const Plan *plan, Grid grid) {
     return plan->row_items.count;
   case GRID_CHAIN_ITEMS:
     return plan->chain_items.count;
-  case GRID_WORKERS:
+  case GRID_WORKERS: {
+    bool persistent = tiling_get(&plan->tiling, "persistent", 0); /* they take queue after queue */
+    return persistent && plan->gang < plan->workers ? plan->gang : plan->workers;
+  }
+  case GRID_PREPARERS: {
+    int64_t most = most_preparers(plan), few = (most + 2) / 3; /* they keep memory busy */
+    int64_t wanted = plan->co_resident ? most : few;
+    if (wanted > plan->row_items.count) /* one resets what chains look at */
+      wanted = plan->row_items.count > 0 ? plan->row_items.count : plan->chain_items.count > 0;
+    return wanted;
+  }
   case GRID_ROW_WORKERS:
     return plan->workers;
   case GRID_HEADS:

@@ -36,7 +36,7 @@ typedef struct Plan {
   RotaSection
       tensors[TENSORS_MAX]; /* elements of plan-owned tensors; count 0: passed at each run */
   int64_t partial_rows;     /* of the pieces' results */
-  int32_t workers;          /* queues: blocks of a launch over workers */
+  int32_t workers;          /* queues; blocks of a launch over workers: plan_grid */
   int32_t gang;     /* blocks that the schedule took to be resident together; 0 in a forward plan */
   bool co_resident; /* a worker may wait for any other: all of them must be resident */
   char schedule[SYMBOL_NAME_MAX]; /* name, "" in a forward plan */

@@ -8,13 +8,19 @@
 #include "generator/plan_items.h"
 
 int64_t assign_queues_max(const Schedule *schedule, int64_t item_count) {
-  bool in_order = schedule->assignment == ASSIGN_TICKETS || schedule->assignment == ASSIGN_LONGEST;
-  if (in_order && !schedule->persistent)
-    return item_count; /* a queue each */
+  bool dealt = schedule->assignment == ASSIGN_CYCLIC || schedule->assignment == ASSIGN_LANES;
+  if (!dealt && schedule->assignment != ASSIGN_CALL)
+    return item_count; /* may have a queue each */
   int64_t workers = schedule->workers;
   if (schedule->assignment == ASSIGN_CALL) /* one per worker, or one per item */
     return item_count > workers ? item_count : workers;
   return item_count < workers ? item_count : workers;
+}
+
+/* Among how many items are dealt. */
+static int32_t workers_of(const AssignRequest *request) {
+  int64_t workers = request->schedule->workers;
+  return (int32_t)(request->item_count < workers ? request->item_count : workers);
 }
 
 static const Pattern *pattern_of(const AssignRequest *request, RotaItem item) {
@@ -42,7 +48,7 @@ static int64_t item_ticks(const AssignRequest *request, RotaItem item) {
 
 /* ---- Tickets ---- */
 
-/* A worker per item: tickets are drawn in item order. */
+/* A queue per item: they are drawn in item order. */
 static void queue_each(int64_t count, int *queue, int32_t *queues) {
   for (int64_t i = 0; i <= count; i++)
     queue[i] = (int)i;
@@ -230,7 +236,7 @@ static void time_stretches(const AssignRequest *request, const RotaItem *items, 
       longest = ticks > longest ? ticks : longest;
     }
   }
-  double workers = (double)assign_queues_max(request->schedule, request->item_count);
+  double workers = (double)workers_of(request);
   double round = workers * longest * first / (first + later);
   double distance = 1.4 * workers * longest * first / later;
   for (int64_t s = 0; s < count; s++) {
@@ -416,8 +422,9 @@ static void deal_pair(const AssignRequest *request, Lanes *state, const RotaItem
   }
 }
 
-static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int32_t *worker) {
-  int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
+static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int32_t *worker,
+                              bool *in_order) {
+  int32_t workers = workers_of(request);
   size_t size = (size_t)workers + 1;
   int64_t tiered = 0, others = 0;
   Lanes state = {workers, memory_allocate(size, sizeof(HeapEntry)),
@@ -429,7 +436,8 @@ static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int
     status = longest_first(request, true, items, &tiered, &others);
   if (status == ROTA_OK)
     status = order_tiers(request, items, tiered);
-  if (status == ROTA_OK) {
+  *in_order = others == request->item_count;
+  if (status == ROTA_OK && !*in_order) {
     for (int32_t w = 0; w < workers; w++)
       state.heap[w].index = w;
     status = deal_in_order(request, items, others, state.heap, workers, worker);
@@ -449,34 +457,22 @@ static rota_status deal_lanes(const AssignRequest *request, RotaItem *items, int
   return status;
 }
 
-static rota_status deal_items(const AssignRequest *request, const RotaItem *items,
-                              int32_t *worker) {
-  int32_t workers = (int32_t)assign_queues_max(request->schedule, request->item_count);
-  HeapEntry *heap = memory_allocate((size_t)workers + 1, sizeof(HeapEntry));
-  if (!heap)
-    return ROTA_OUT_OF_MEMORY;
-  for (int32_t w = 0; w < workers; w++)
-    heap[w].index = w;
-  rota_status status = deal_in_order(request, items, request->item_count, heap, workers, worker);
-  free(heap);
-  return status;
-}
-
 static rota_status to_workers(const AssignRequest *request, RotaItem *items, int *queue,
                               int32_t *queues) {
-  int64_t workers = assign_queues_max(request->schedule, request->item_count);
+  int64_t workers = workers_of(request);
   int32_t *worker = memory_allocate((size_t)request->item_count + 1, sizeof(int32_t));
   rota_status status = worker ? ROTA_OK : ROTA_OUT_OF_MEMORY;
   Assignment assignment = request->schedule->assignment;
+  bool in_order = false;
   if (status == ROTA_OK &&
       (assignment == ASSIGN_LANES || assignment == ASSIGN_MIXED || assignment == ASSIGN_STRETCHES))
-    status = deal_lanes(request, items, worker);
-  else if (status == ROTA_OK && assignment == ASSIGN_CYCLIC)
+    status = deal_lanes(request, items, worker, &in_order);
+  else if (status == ROTA_OK)
     for (int64_t i = 0; i < request->item_count; i++)
       worker[i] = (int32_t)(i % workers);
+  if (status == ROTA_OK && in_order)
+    queue_each(request->item_count, queue, queues);
   else if (status == ROTA_OK)
-    status = deal_items(request, items, worker);
-  if (status == ROTA_OK)
     status = items_gather(worker, items, request->item_count, queue, queues);
   free(worker);
   return status;
@@ -562,8 +558,6 @@ rota_status assign_items(const AssignRequest *request, RotaItem *items, int *que
   case ASSIGN_TICKETS:
     break;
   }
-  if (schedule->persistent)
-    return to_workers(request, items, queue, queues);
   queue_each(request->item_count, queue, queues);
   return ROTA_OK;
 }

@@ -1,6 +1,10 @@
 /* Level 6. Assignments: which worker runs which chain, and when. May look at the whole batch; never
  * changes bits.
  *
+ * Workers draw queues in their order. Where items wait for earlier ones only, each is a queue of
+ * its own: whoever is free takes the next, and any number of workers may be resident. Else items
+ * are dealt to as many queues as there are workers.
+ *
  * Items come in pairs' order: (sequence, kv head) after (sequence, kv head), the chains of each in
  * start order, then its kv tiles past n_k, which only write zeros. */
 #ifndef ROTA_GENERATOR_PLAN_ASSIGN_H

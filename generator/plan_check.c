@@ -136,14 +136,18 @@ static rota_status check_row(const Check *check, int32_t index, int64_t *tiles) 
   return ROTA_OK;
 }
 
+/* Of a query tile and head, as in templates/lib/tables.cuh; the row is within range. */
+static int64_t tile_number(const Check *check, RotaItem item) {
+  const RotaRow *row = &check->rows[item.index];
+  int64_t tile = check->sequences[row->sequence].tile_begin + row->q_tile;
+  return tile * plan_row_heads(check->plan) + item.head;
+}
+
 /* Notes that (row, item head) has its item, or its joins. */
 static rota_status take_row(Check *check, const char *table, int64_t index, RotaItem item) {
   int64_t tiles = 0;
   ROTA_TRY(check_row(check, item.index, &tiles));
-  const RotaRow *row = &check->rows[item.index];
-  int64_t at = ((int64_t)check->sequences[row->sequence].tile_begin + row->q_tile) *
-                   plan_row_heads(check->plan) +
-               item.head;
+  int64_t at = tile_number(check, item);
   if (check->row_of[at] >= 0)
     return damaged(table, index, "repeats another");
   check->row_of[at] = item.index;
@@ -155,10 +159,15 @@ static rota_status take_row(Check *check, const char *table, int64_t index, Rota
  */
 static rota_status check_row_item(Check *check, int64_t index, RotaItem item) {
   int heads = plan_row_heads(check->plan);
+  bool in_order = tiling_get(&check->plan->tiling, "rows_beside", 0) != 0;
   if (!within(item.index, 0, check->plan->rows.count - 1) || !within(item.head, 0, heads - 1))
     return damaged("row item", index, "names no row or head");
-  if (item.index < check->whole_rows)
-    return take_row(check, "row item", index, item);
+  if (item.index < check->whole_rows) {
+    ROTA_TRY(take_row(check, "row item", index, item));
+    return in_order && tile_number(check, item) != index
+               ? damaged("row item", index, "is not the query tile of that number")
+               : ROTA_OK;
+  }
   bool *wanted = &check->wanted[(item.index - check->whole_rows) * heads + item.head];
   if (!*wanted)
     return damaged("row item", index, "repeats another, or nothing joins its piece");

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLAN_FILE_VERSION = 6, TILE_MAX = 1 << 20 };
+enum { PLAN_FILE_VERSION = 7, TILE_MAX = 1 << 20 };
 
 typedef struct PlanHeader {
   char magic[8];

@@ -332,12 +332,28 @@ static rota_status cut_rows(const TablesRequest *request, const TableCounts *cou
   return ROTA_OK;
 }
 
+static void number_row_items(const TablesRequest *request, const Tables *tables) {
+  RotaItem *item = tables->row_items;
+  bool per_head = request->planes->map_heads > 1;
+  for (int32_t s = 0; s < request->lengths->batch; s++) {
+    const RotaSequence *sequence = &tables->sequences[s];
+    for (int32_t q = 0; q < sequence->q_tiles; q++)
+      for (int head = 0; head < request->heads; head++)
+        *item++ =
+            (RotaItem){sequence->row_begin + (per_head ? head * sequence->q_tiles : 0) + q, head};
+  }
+}
+
 /* Runs, rows and row items, the latter dealt to workers where a forward kernel has some. What a
  * (sequence, kv head)'s rows share in the L2: its K and V. */
 static rota_status fill_row_side(const TablesRequest *request, const TableCounts *counts,
                                  const Tables *tables, Scratch *scratch) {
   fill_runs(request->planes, tables->runs, scratch->base);
   fill_rows(request, tables, scratch->base, scratch->work);
+  if (request->rows_in_order) {
+    number_row_items(request, tables);
+    return ROTA_OK;
+  }
   for (int32_t s = 0; s < request->lengths->batch; s++) {
     scratch->first[s] = tables->sequences[s].row_begin;
     scratch->tiles[s] = tables->sequences[s].q_tiles;

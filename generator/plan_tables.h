@@ -14,6 +14,8 @@ typedef struct TablesRequest {
   int kv_heads, tile_q, tile_kv;
   const Schedule *schedule;  /* NULL: forward, without chains, visits and queue */
   bool ordered;              /* chains wait for one another: assigned as the schedule says */
+  bool rows_in_order;        /* row item i is query tile number i (templates/lib/tables.cuh), for
+                                kernels that go by that; else the longest come first */
   int row_workers;           /* forward: blocks that share the row items, each with a queue; 0: a
                                 block per item */
   PieceRule pieces;          /* forward: which rows are cut */

@@ -145,8 +145,7 @@ struct Schedule {
   bool batch_variant; /* the pattern looks at the batch */
   Assignment assignment;
   int32_t together; /* LONGEST: so many (sequence, kv head) pairs at a time; 0: all */
-  bool persistent;  /* TICKETS, LONGEST: workers have queues, dealt by the cost model, rather than
-                     * one item each */
+  bool persistent;  /* the kernel's workers take item after item: MIXED pairs may take turns */
   int32_t workers;  /* blocks that are resident together, also the size of the gang; at least 1 */
   Costs costs;
   void *owner;

@@ -32,6 +32,7 @@ typedef struct Target {
   X(ROW_ITEMS, "row_items", "one block per (query tile, query head)")                              \
   X(CHAIN_ITEMS, "chain_items", "one block per (kv tile, kv head)")                                \
   X(WORKERS, "workers", "one block per worker of the schedule")                                    \
+  X(PREPARERS, "preparers", "blocks that prepare rows beside the first workers (`rows_beside`)")   \
   X(HEADS, "heads", "one block per query head")                                                    \
   X(ROW_WORKERS, "row_workers", "one block per queue of row items: the tiling's `workers`")        \
   X(JOINS, "joins", "one block per `join_rows` rows of a query tile that is cut into pieces")      \
@@ -76,7 +77,9 @@ typedef struct Launch {
   int threads;
   int shared_bytes; /* dynamic shared memory */
   bool overlaps;    /* may start before the kernel ahead of it on the stream has ended; it calls
-                       wait_for_predecessor before it reads what others write */
+                       wait_for_predecessor before it reads what others write, or waits for words
+                       that the kernel ahead, which does not overlap, has reset before it let it
+                       start */
 } Launch;
 
 typedef struct TilingField {

@@ -311,7 +311,7 @@ static void fill_tables(const rota_plan *plan, RotaArguments *block) {
   block->chains = device_pointer(plan->image, tables->chains.offset);
   block->visits = device_pointer(plan->image, tables->visits.offset);
   block->chain_items = device_pointer(plan->image, tables->chain_items.offset);
-  block->queue = device_pointer(plan->image, tables->queue.offset);
+  block->queue = plan->one_each ? NULL : device_pointer(plan->image, tables->queue.offset);
   block->pieces = device_pointer(plan->image, tables->pieces.offset);
   block->joins = device_pointer(plan->image, tables->joins.offset);
   block->piece_begin = (int)plan_whole_rows(tables);
@@ -322,6 +322,7 @@ static void fill_tables(const rota_plan *plan, RotaArguments *block) {
   block->row_item_count = (int)tables->row_items.count;
   block->chain_item_count = (int)tables->chain_items.count;
   block->workers = tables->workers;
+  block->preparers = (int)plan_grid(tables, GRID_PREPARERS);
 }
 
 static void fill_symbols(const rota_plan *plan, const rota_arguments *arguments,

@@ -97,16 +97,25 @@ static void fit_workers(const rota_kernel *kernel, Schedule *schedule) {
   int32_t resident = resident_workers(kernel);
   if (!schedule->portable || schedule->workers <= resident)
     return;
-  if (resident < 1) {
+  if (resident < 1)
     schedule->assignment = ASSIGN_TICKETS;
-    schedule->persistent = false;
-  } else {
+  else
     schedule->workers = resident;
-  }
+}
+
+/* Whether persistent workers draw chain items one by one. */
+static bool draws_items(const Plan *plan) {
+  const int *queue = plan_section(plan, plan->queue);
+  bool each =
+      tiling_get(&plan->tiling, "persistent", 0) && plan->workers == plan->chain_items.count;
+  for (int32_t w = 0; each && w <= plan->workers; w++)
+    each = queue[w] == w;
+  return each;
 }
 
 static rota_status finish(rota_plan *plan) {
   measure(plan);
+  plan->one_each = draws_items(plan->plan);
   ROTA_TRY(check_grids(plan));
   ROTA_TRY(check_residency(plan));
   plan->digest = digest_plan(plan);

@@ -18,6 +18,7 @@ struct rota_plan {
   int32_t longest_q, longest_k; /* rows of the largest slot */
   int64_t span_q, span_k;       /* packed: one past the last row of the packed tensors */
   int32_t tiles;                /* query tiles of all sequences */
+  bool one_each;                /* queue i is chain item i: kernels need not look */
 };
 
 rota_status prepared_create(rota_kernel *kernel, const rota_plan_request *request,

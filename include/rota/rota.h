@@ -281,6 +281,7 @@ typedef struct rota_tensor {
   int64_t stride_batch, stride_row, stride_head;
 } rota_tensor;
 
+/* Outputs share no memory with inputs or each other: they may be written while those are read. */
 typedef struct rota_arguments {
   rota_tensor q, k,
       v; /* inputs, [.., n_q, heads, head_dim], [.., n_k, kv_heads, head_dim], [.., head_dim_v] */

@@ -9,7 +9,11 @@
 --                the copy engine reads them in boxes of 64 columns and so many rows; tiling.cuh
 --                gets kMapQ, kMapK, kMapDO ... (names: generator/tiling.h's MAPPED_LIST)
 --   launches     `overlaps = true`: may start before the kernel ahead of it on the stream has
---                ended; it calls wait_for_predecessor() before it reads what others write
+--                ended; it calls wait_for_predecessor() before it reads what others write, or
+--                waits for words that the kernel ahead, which does not overlap, has reset before
+--                it let it start
+--                grid "preparers" (backward, with the field `rows_beside`): blocks that take
+--                query tiles in turn while the first workers run; row items are in their order
 --                grid "row_workers" (forward): as many blocks as the field `workers` says share
 --                the row items, in queues of about the same work
 --                grid "joins" (forward): joins the pieces of query tiles that are cut, if the

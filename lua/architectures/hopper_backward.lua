@@ -55,7 +55,9 @@ return function(request, algorithm)
     launch("rota_clear_bounds", "row_items", 64)
     launch("rota_key_bounds", "chain_items", 256, true)
   end
-  launch("rota_prepare", "row_items", 128, exact)
+  -- The workers do not wait for the end of rota_prepare, so that must not overlap itself.
+  if ordered then launch("rota_prepare", "preparers", 512)
+  else launch("rota_prepare", "row_items", 128, exact) end
   launch("rota_backward", "workers", 128 * (1 + groups), true, shared)
   if not ordered then launch("rota_finalise", "row_items", 128) end
   if spec.sink_logit then launch("rota_sink_gradient", "heads", 256, false, 4 * 256) end
@@ -72,6 +74,7 @@ return function(request, algorithm)
     -- Words of every query row: delta, then LSE or RowTerms; for `exact` its factor, and a share of
     -- the bounds.
     row_values = (row_terms and 5 or 2) + (exact and 2 or 0),
+    rows_beside = ordered and 1 or 0, -- rows are prepared beside the first chains
     bounded = 1, -- visits say where bounds of keys or queries suffice
     blocks_per_sm = 1,
     producer_registers = registers[groups][1],

@@ -10,12 +10,6 @@
 
 namespace rota {
 
-ROTA_DEVICE int worker_number(const RotaArguments &arguments) {
-  if (arguments.tiles == 0)
-    return (int)blockIdx.x;
-  return take_ticket(arguments.counters + (long long)arguments.tiles * arguments.heads);
-}
-
 ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &maps) {
   const unsigned shared = shared_address(dynamic_shared());
   const Barriers barriers = {shared + kSharedBarriers};
@@ -25,18 +19,16 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
     for (int i = 0; i < 2; i++) // chains with keys that are not finite: none yet
       store_shared_word(shared + (unsigned)(kSharedBadChain + 4 * i), ~0u);
   }
-  wait_for_predecessor();
-  if (threadIdx.x == 0)
-    store_shared_word(shared + kSharedWorker, (unsigned)worker_number(arguments));
+  if constexpr (!kOrdered) // else for what prepare tells
+    wait_for_predecessor();
   __syncthreads();
-  const int worker = uniform((int)load_shared_word(shared + kSharedWorker));
   const int group = uniform((int)threadIdx.x / kWarpgroup);
   const int warp = uniform((int)threadIdx.x % kWarpgroup / kWarp);
   if (group == 0) {
     registers_lower<kProducerRegisters>();
     if (warp == 0) {
       Loader loader = {arguments, maps, shared, barriers, Ring<kStagesQ>(1), Ring<kTurnSlots>(1)};
-      loader.run(worker);
+      loader.run();
     } else if (warp <= 2) {
       const int buffer = warp - 1;
       Writer writer = {
@@ -44,16 +36,15 @@ ROTA_DEVICE void backward(const RotaArguments &arguments, const RotaTensorMaps &
           barriers,  buffer, 0};
       writer.run();
     } else {
-      const KeyWriter writer = {arguments, maps, shared, barriers};
-      writer.run(worker);
+      ChainKeeper keeper = {arguments, maps, shared, barriers, 0, 0, 0};
+      keeper.run();
     }
   } else {
     registers_raise<kConsumerRegisters>();
     Consumer consumer = {arguments,         shared, barriers, group - 1, warp, 0, 0,
                          Ring<kStagesQ>(0), false,  false,    {}};
-    const int chains = uniform(arguments.queue[worker + 1] - arguments.queue[worker]);
-    for (int i = 0; i < chains; i++)
-      consumer.run_chain(i);
+    for (int number = 0; consumer.run_chain(number); number++) {
+    }
   }
 }
 
@@ -93,11 +84,10 @@ ROTA_DEVICE void finalise(const RotaArguments &arguments, const RotaTensorMaps &
 #pragma unroll
       for (int r = 0; r < 2; r++)
         if (q + 8 * r < sequence.rows_q && column < kHeadDim)
-          store_global_word(
-              row_q<Element>(arguments.d_q, sequence, q + 8 * r, item.head) + column,
-              exists[r] ? pack(sum_value(x[2 * r]) * unit[r], sum_value(x[2 * r + 1]) * unit[r],
-                               Element())
-                        : 0u);
+          store_global_word(row_q<Element>(arguments.d_q, sequence, q + 8 * r, item.head) + column,
+                            exists[r] ? pack(sum_value(x[2 * r]) * unit[r],
+                                             sum_value(x[2 * r + 1]) * unit[r], Element())
+                                      : 0u);
     }
   }
 }

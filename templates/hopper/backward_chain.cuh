@@ -190,9 +190,9 @@ struct Consumer {
   ROTA_DEVICE bool is_bounded_by_query() const {
     return kMaskIsByQuery && is_bounded();
   }
-  // With two warpgroups no register is left for the bits between their uses.
+  // With two warpgroups that load LSE no register is left for the bits between their uses.
   ROTA_DEVICE bool finds_again() const {
-    return kConsumerGroups == 2 && is_bounded_by_query();
+    return kConsumerGroups == 2 && !kRowTerms && is_bounded_by_query();
   }
   // Of queries 8 i + c (c 0 or 1) those below x, as bits 2 i + c.
   ROTA_DEVICE static unsigned queries_below(int x) {
@@ -446,10 +446,9 @@ struct Consumer {
 
   // ---- A visit ----
 
-  // Whether the next Q is there is asked before dS is published, and whether a staging buffer is
-  // free before dQ is waited for, where that was measured to be faster.
+  // Whether the next Q is there is asked before dS is published, where that was measured to be
+  // faster.
   static constexpr bool kPublishesLate = kConsumerGroups == 3;
-  static constexpr bool kAsksEarly = kConsumerGroups == 3 || !kHasMask;
 
   // Of the stage's visit, whose Q has come.
   ROTA_DEVICE void fetch() {
@@ -685,19 +684,17 @@ struct Consumer {
     if (hidden(lane) == 0)
       barrier_arrive_times(barriers.staged(buffer), kConsumerGroups);
   }
-  // All of it.
+  // All of it. Whether a staging buffer is free is asked before dQ is waited for.
   ROTA_DEVICE void run_dq(const ChainWords &chain, int visit) const {
     float dq[kDqColumns / 2];
     issue_dq(dq, visit);
     const int number = turn_number(visit), buffer = number & 1;
     const Turn &turn = wait_turn(number);
-    bool is_finished = kAsksEarly && turn.kind == Turn::kFinished;
-    bool is_free = kAsksEarly && barrier_is_over(barriers.unstaged(buffer), number >> 1 & 1);
+    const bool is_finished = turn.kind == Turn::kFinished;
+    bool is_free = barrier_is_over(barriers.unstaged(buffer), number >> 1 & 1);
     finish_dq(dq, visit, turn, chain);
     while (!is_free)
       is_free = barrier_test(barriers.unstaged(buffer), number >> 1 & 1);
-    if constexpr (!kAsksEarly)
-      is_finished = turn.kind == Turn::kFinished;
     put_dq(dq, buffer, is_finished, turn, chain);
   }
 
@@ -750,7 +747,8 @@ struct Consumer {
       stage_gradients(chain, visits, dk, dv);
     }
   }
-  ROTA_DEVICE void run_chain(int number) {
+  // False where there is none.
+  ROTA_DEVICE bool run_chain(int number) {
     chain_number = number;
     lane = lane_index();
     float dk[kPaddedK / 2], dv[kPaddedV / 2];
@@ -763,6 +761,8 @@ struct Consumer {
     barrier_wait_phase(barriers.full_k(slot()), chain_parity());
     const ChainWords &chain = chain_words(number);
     const int visits = uniform(chain.visit_end - chain.visit_begin);
+    if (visits < 0)
+      return false;
     clean_keys(chain);
 #pragma unroll 1
     for (int left = visits; left > 0; left--)
@@ -784,6 +784,7 @@ struct Consumer {
       arrive(barriers.staged_k());
       stage_dv(dv, chain);
     }
+    return true;
   }
 };
 

@@ -1,5 +1,5 @@
 // The producer warpgroup of the backward pass: the warp that loads, the two that add dQ partials to
-// their query tiles' sums, and the one that stores dV and dK.
+// their query tiles' sums, and the one that draws chains and stores their dV and dK.
 #ifndef ROTA_HOPPER_BACKWARD_COPIES_CUH
 #define ROTA_HOPPER_BACKWARD_COPIES_CUH
 
@@ -11,9 +11,11 @@ namespace rota {
 // ---- The loader ----
 
 // Runs ahead of the consumers as far as there is room: a chain's first Q and dO are there before
-// the last chain's V is released. Slots for chains: while chain c is written, all have left c - 3
-// for good.
+// the last chain's V is released.
 struct Loader {
+  // So many visits of a chain are still to be loaded when the next one is asked for.
+  static constexpr int kAskVisits = 1;
+
   const RotaArguments &arguments;
   const RotaTensorMaps &maps;
   unsigned shared;
@@ -21,17 +23,7 @@ struct Loader {
   Ring<kStagesQ> ring;
   Ring<kTurnSlots> turns;
 
-  // Lane l holds word l of the chain's entry in shared memory.
-  ROTA_DEVICE unsigned chain_word(const RotaItem &item, const RotaChain &chain) const {
-    const int lane = lane_index();
-    if (lane < kSequenceWords)
-      return reinterpret_cast<const unsigned *>(arguments.sequences + chain.sequence)[lane];
-    const int rest = lane - kSequenceWords;
-    return (unsigned)(rest == 0   ? chain.kv_tile
-                      : rest == 1 ? item.head
-                      : rest == 2 ? chain.visit_begin
-                                  : chain.visit_end);
-  }
+  bool prepared = !kOrdered; // all rows: who asks for one of them waits for it until then
 
   // What follows is for one thread.
   ROTA_DEVICE void load_k(const ChainWords &chain, int number) const {
@@ -110,6 +102,8 @@ struct Loader {
     barrier_expect(barriers.full_q(stage), kQBytes + kFirstBytes + kFactorBytes);
     copy_boxes<kPaddedK, kTileQ>(shared + (unsigned)(kSharedQ + stage * kQBytes), &maps.map[kMapQ],
                                  row, visit.head, chain.sequence.slot, barriers.full_q(stage));
+    if (!prepared)
+      wait_prepared(tile);
     copy_bytes(rows, after + tile * (kFirstBytes / 4), kFirstBytes, barriers.full_q(stage));
     if constexpr (kExact)
       copy_factors(shared, arguments, chain, visit, stage, barriers.full_q(stage));
@@ -123,6 +117,24 @@ struct Loader {
     ring.advance();
     record_visit(chain, visit, (int)tile);
   }
+  // Until delta and LSE of the query tile's rows are there.
+  ROTA_DEVICE void wait_prepared(long long tile) const {
+    while (load_acquire(arguments.counters + tile) < 0) {
+    }
+    fence_global_for_engines();
+  }
+  // Whether those of all are. The whole warp.
+  ROTA_DEVICE bool all_prepared() const {
+#pragma unroll 1
+    for (int first = 0; first < arguments.preparers; first += kWarp) {
+      const int i = smaller(first + lane_index(), arguments.preparers - 1);
+      if (!__all_sync(kAllLanes, load_acquire(prepared_flag(arguments, i)) != 0))
+        return false;
+    }
+    __syncwarp(); // what any lane has acquired
+    fence_global_for_engines();
+    return true;
+  }
   ROTA_DEVICE void load_chain(int number) {
     const ChainWords &chain = chain_words(number);
     const int end = chain.visit_end;
@@ -130,33 +142,39 @@ struct Loader {
     constexpr bool kEarly = kSlots > 1; // its slot has long been left
     if (kEarly || number == 0)
       load_k(chain, number);
+    if (visit + kAskVisits >= end)
+      barrier_arrive(barriers.asked());
     if (visit < end)
       load_visit(chain, arguments.visits[visit]);
     load_v(chain, number);
     if (!kEarly && number > 0)
       load_k(chain, number);
-    for (visit++; visit < end; visit++)
+    for (visit++; visit < end; visit++) {
+      if (visit + kAskVisits == end)
+        barrier_arrive(barriers.asked());
       load_visit(chain, arguments.visits[visit]);
+    }
     if constexpr (!kDvInStage)
       record_gradient(chain);
   }
 
   // The whole warp.
-  ROTA_DEVICE void run(int worker) {
-    const int begin = arguments.queue[worker], end = arguments.queue[worker + 1];
-    for (int i = begin; i < end; i++) {
-      const RotaItem item = arguments.chain_items[i];
-      const RotaChain chain = arguments.chains[item.index];
-      const int slot = (i - begin) % kChainSlots, lane = lane_index();
-      if (lane < kSequenceWords + 4)
-        store_shared_word(shared + (unsigned)(kSharedChain + slot * kChainBytes + 4 * lane),
-                          chain_word(item, chain));
-      __syncwarp();
+  ROTA_DEVICE void run() {
+    int number = 0;
+    for (;; number++) {
+      barrier_wait_phase(barriers.described(number & 1), number >> 1 & 1);
+      if (chain_words(number).is_end())
+        break;
+      if (!prepared)
+        prepared = all_prepared();
       if (elect_lane())
-        load_chain(i - begin);
+        load_chain(number);
       __syncwarp();
     }
     if (elect_lane()) {
+      const int slot = number % kSlots;
+      barrier_wait_phase(barriers.empty_k(slot), (number / kSlots & 1) ^ 1);
+      barrier_arrive(barriers.full_k(slot));
       Turn end = {};
       end.kind = Turn::kEnd;
       record(end); // for either writer
@@ -203,14 +221,64 @@ ROTA_DEVICE constexpr int gradient_box(int column, int row) {
   return column / kBoxColumns * kTileKv * kBoxPitch + row * kBoxPitch;
 }
 
-// ---- dV and dK ----
+// ---- Chains: which, and what they leave ----
 
-struct KeyWriter {
+// Draws chains, tells the others of each, and stores dV and dK.
+struct ChainKeeper {
   const RotaArguments &arguments;
   const RotaTensorMaps &maps;
   unsigned shared;
   Barriers barriers;
+  int item, end; // of the queue at hand: those that are left
+  int visits;    // so far
 
+  // The number of a queue; where rows are prepared ahead and there are none, nobody has reset the
+  // ticket, and nobody waits.
+  ROTA_DEVICE int draw(int number) const {
+    int ticket = 0;
+    if (!kOrdered && arguments.tiles == 0)
+      return (int)blockIdx.x + (int)gridDim.x * number;
+    if (lane_index() == 0)
+      ticket = take_ticket(ticket_counter(arguments));
+    return __shfl_sync(kAllLanes, ticket, 0);
+  }
+  // Writes the chain's entry in shared memory, lane l word l; or that there is none: false. While
+  // chain c is described, some may still read c - 2; all have left c - 3. Where each worker has a
+  // queue it draws no other: who would run that one may not have come yet.
+  ROTA_DEVICE bool describe(int number) {
+    const int lane = lane_index();
+    const bool has_one = (int)gridDim.x >= arguments.workers;
+    bool more = item < end;
+    for (bool draws = !more && (number == 0 || !has_one); draws; draws = !more && !has_one) {
+      const int queue = draw(number);
+      if (queue >= arguments.workers)
+        break;
+      item = arguments.queue ? arguments.queue[queue] : queue;
+      end = arguments.queue ? arguments.queue[queue + 1] : queue + 1;
+      more = item < end;
+    }
+    unsigned word = lane == kSequenceWords + 3 ? ~0u : 0u;
+    if (more) {
+      const RotaItem next = arguments.chain_items[item++];
+      const RotaChain chain = arguments.chains[next.index];
+      const int rest = lane - kSequenceWords;
+      if (rest < 0)
+        word = reinterpret_cast<const unsigned *>(arguments.sequences + chain.sequence)[lane];
+      else
+        word = (unsigned)(rest == 0   ? chain.kv_tile
+                          : rest == 1 ? next.head
+                          : rest == 2 ? chain.visit_begin
+                                      : chain.visit_end);
+    }
+    if (lane < kSequenceWords + 4)
+      store_shared_word(
+          shared + (unsigned)(kSharedChain + number % kChainSlots * kChainBytes + 4 * lane), word);
+    __syncwarp();
+    if (elect_lane())
+      barrier_arrive(barriers.described(number & 1));
+    __syncwarp();
+    return more;
+  }
   // Where dV of the warpgroups' keys lies: in a visit's stage, or, of a chain without visits, any
   // zeros, those of dK.
   ROTA_DEVICE void store_dv(const ChainWords &chain, int stage) const {
@@ -230,13 +298,14 @@ struct KeyWriter {
     }
     __syncwarp();
   }
-  // The whole warp.
-  ROTA_DEVICE void run(int worker) const {
-    const int chains = arguments.queue[worker + 1] - arguments.queue[worker];
-    int visits = 0; // so far
+  // The whole warp. A chain is drawn when the last one nears its end: others may wait for it.
+  ROTA_DEVICE void run() {
+    bool more = describe(0);
 #pragma unroll 1
-    for (int number = 0; number < chains; number++) {
+    for (int number = 0; more; number++) {
       const ChainWords &chain = chain_words(number);
+      barrier_wait_phase(barriers.asked(), number & 1);
+      more = describe(number + 1);
       if constexpr (kDvInStage) {
         barrier_wait_phase(barriers.staged_v(), number & 1);
         visits += chain.visit_end - chain.visit_begin;
@@ -250,9 +319,12 @@ struct KeyWriter {
                                               gradient_box);
       if (elect_lane())
         barrier_arrive(barriers.stored_k());
+      __syncwarp();
     }
     if (elect_lane())
       bulk_wait<0>();
+    if constexpr (kOrdered)
+      wait_for_predecessor(); // who waits for this kernel's end waits for that one's, too
   }
 };
 

@@ -2,16 +2,20 @@
 //
 //   warpgroup 0   warp 0: loads K, V and every visit's Q, dO, LSE, delta
 //                 warps 1, 2: add dQ partials in turn, store finished dQ
-//                 warp 3: stores dV and dK
+//                 warp 3: draws chains, stores their dV and dK
 //   warpgroup 1   keys 0 .. 63 of the kv tile
 //   warpgroup 2   keys 64 .. 127
 //   warpgroup 3   keys 128 .. 191, up to head dim 64
 //
-// A worker's work is a stream of visits, chain after chain. There are as many stages of Q and dO as
-// warpgroups of consumers, and a visit's dQ, over the keys of all, is made by the one whose number
-// is that of the visit's stage. Barriers, with who waits for whom:
+// A worker's work is a stream of visits, chain after chain, which it draws one by one: a chain that
+// somebody has drawn may be waited for, so no earlier than when the last one nears its end. There
+// are as many stages of Q and dO as warpgroups of consumers, and a visit's dQ, over the keys of
+// all, is made by the one whose number is that of the visit's stage. Barriers, with who waits for
+// whom:
 //
-//   full_k, full_v         loader -> consumers     once a chain; K by slot
+//   asked                  loader -> warp 3        the chain is nearly loaded: which is the next?
+//   described              warp 3 -> loader        it, or the end, is in the chain's slot
+//   full_k, full_v         loader -> consumers     once a chain; K by slot; K also at the end
 //   empty_k, empty_v       consumers -> loader     once a chain, all warps
 //   full_q, full_do        loader -> consumers     once a visit, by stage
 //   empty_q, empty_do      consumers -> loader     once a visit, by stage, all warps
@@ -96,9 +100,8 @@ constexpr int kSharedTurns = kSharedVisit + kVisitBytes * kStagesQ; // Turn
 constexpr int kTurnSlots = kExact && kStagesQ == 2 ? 4 : 8, kTurnBytes = 32;
 constexpr int kSharedBadChain = kSharedTurns + kTurnSlots * kTurnBytes; // two words
 constexpr int kSharedBadRows = kSharedBadChain + 16; // a word for each warp of consumers
-constexpr int kSharedWorker = kSharedBadRows + 4 * kConsumerWarps;
-constexpr int kSharedBarriers = kSharedWorker + 16;
-constexpr int kBarriers = 13 + 2 * kSlots + 4 * kStagesQ + 2 * kTurnSlots;
+constexpr int kSharedBarriers = kSharedBadRows + 4 * kConsumerWarps;
+constexpr int kBarriers = 16 + 2 * kSlots + 4 * kStagesQ + 2 * kTurnSlots;
 constexpr int kSharedEnd = kSharedBarriers + 8 * kBarriers;
 static_assert(kSharedEnd <= kSharedBytes, "the launch's shared memory holds the tiles");
 
@@ -155,6 +158,8 @@ struct Barriers {
   ROTA_DEVICE unsigned full_k(int slot) const { return at(kOfSlots + slot); }
   ROTA_DEVICE unsigned full_v() const { return at(kOfSlots + kSlots); }
   ROTA_DEVICE unsigned stored_k() const { return at(kOfSlots + kSlots + 1); }
+  ROTA_DEVICE unsigned described(int parity) const { return at(kOfSlots + kSlots + 2 + parity); }
+  ROTA_DEVICE unsigned asked() const { return at(kOfSlots + kSlots + 4); }
   // the warps that make a dQ,
   ROTA_DEVICE unsigned used(int buffer) const { return at(kOfDq + buffer); }
   // all consumers' warps, or those with as much weight.
@@ -168,7 +173,7 @@ struct Barriers {
   ROTA_DEVICE unsigned staged_v() const { return at(kOfChain + kSlots + 2); }
 
   static constexpr int kOfStages = 2 + 2 * kTurnSlots, kOfSlots = kOfStages + 2 * kStagesQ;
-  static constexpr int kOfDq = kOfSlots + kSlots + 2, kOfAll = kOfDq + 2;
+  static constexpr int kOfDq = kOfSlots + kSlots + 5, kOfAll = kOfDq + 2;
   static constexpr int kOfChain = kOfAll + 4 + 2 * kStagesQ;
   static_assert(kOfChain + kSlots + 3 == kBarriers, "all have a place");
   ROTA_DEVICE void init() const {
@@ -177,10 +182,11 @@ struct Barriers {
   }
 };
 
-// A chain, as the loader writes it to shared memory, word by word.
+// A chain, as warp 3 writes it to shared memory, word by word.
 struct ChainWords {
   RotaSequence sequence; // 14 words
   int kv_tile, kv_head, visit_begin, visit_end;
+  ROTA_DEVICE bool is_end() const { return visit_end < 0; } // there are no more
 };
 static_assert(sizeof(ChainWords) <= kChainBytes && sizeof(ChainWords) <= 4 * kWarp,
               "a lane a word");
@@ -189,6 +195,14 @@ constexpr int kSequenceWords = (int)sizeof(RotaSequence) / 4;
 ROTA_DEVICE const ChainWords &chain_words(int chain) {
   return *reinterpret_cast<const ChainWords *>(dynamic_shared() + kSharedChain +
                                                chain % kChainSlots * kChainBytes);
+}
+
+// Behind the ranks of all query tiles: the ticket, and a flag of each block that prepares rows.
+ROTA_DEVICE int *ticket_counter(const RotaArguments &arguments) {
+  return arguments.counters + (long long)arguments.tiles * arguments.heads;
+}
+ROTA_DEVICE int *prepared_flag(const RotaArguments &arguments, int block) {
+  return ticket_counter(arguments) + 1 + block;
 }
 
 // What a staging buffer holds at one turn, and where it goes.

@@ -6,10 +6,12 @@
 //   sequences[b] -> rows[row_begin + q_tile] -> runs[begin .. end)    tiles of a query tile
 //                   chains (one per kv tile) -> visits[begin .. end)    of a kv tile, as visited
 //
-//   row_items[i]   = (row, query head)   blocks of forward, delta, dQ; longest first; where a tile
+//   row_items[i]   = (row, query head)   blocks of forward, delta, dQ; longest first, or, for those
+//                                        that take them in turn, query tile number i; where a tile
 //                                        packs n heads: heads [n * head, n * head + n)
 //   chain_items[i] = (chain, kv head)    blocks of two_pass, queue entries of ordered and atomic
-//   queue[w] .. queue[w + 1]             chain_items of worker w; workers are numbered by a ticket
+//   queue[w] .. queue[w + 1]             chain_items of worker w, or those that somebody takes
+//                                        who draws w; numbers are drawn by ticket. NULL: w alone
 //                                        forward: row_items of block w
 //   rows[piece_begin + p]                pieces[p]: some of the kv tiles of a row that is cut
 //   joins[i]                             some rows of a (row, query head) that is cut
@@ -108,7 +110,8 @@ typedef struct RotaWorkspace {
   long long dq_accumulator; // float [all query tiles * heads][tile_q * padded head dim], in an
                             // order the kernel chooses
   long long
-      counters; // int [all query tiles * heads + 1]: finished ranks; the last one is the ticket
+      counters; // int [all query tiles * heads]: finished ranks, negative until the tile's rows are
+                // prepared; then the ticket; then a flag of each block that prepares rows
   long long partials;    // forward: float [rows of partials][head dim of V]
   long long partial_lse; // float [rows of partials]
   long long works; // from here on what works need (lib/materialised.h), as far as there are any
@@ -171,6 +174,7 @@ typedef struct RotaArguments {
   RotaIndexed tensors[ROTA_ABI_TENSORS];
   int heads, kv_heads, batch, tiles; // tiles: query tiles of all sequences
   int row_item_count, chain_item_count, workers;
+  int preparers;   // blocks that prepare rows, beside the first chains or ahead of all
   int piece_begin; // rows from this one on are those of pieces
   float scale;     // softmax scale
   RotaMaterialised materialised;

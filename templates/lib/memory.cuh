@@ -100,6 +100,15 @@ ROTA_DEVICE Chunk load_global_chunk(const void *global) {
                : "memory");
   return x;
 }
+// The same of what will not be read again: it takes no place in the L1.
+ROTA_DEVICE Chunk load_global_chunk_once(const void *global) {
+  Chunk x;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
+               : "l"(global)
+               : "memory");
+  return x;
+}
 ROTA_DEVICE void store_global_chunk(void *global, const Chunk &x) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(x.word[0]),
                "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])

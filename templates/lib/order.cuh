@@ -9,9 +9,9 @@
 //   rank r, warp w:       counter >= r * warps (acquire) -> __syncwarp -> load or add to the sums
 //
 // No signal of rank r can be counted before all of rank r - 1 are: it is sent after the wait. Waits
-// are for workers with lower tickets only, which run or have run; or all workers are resident (a
-// cooperative launch) and their queues are free of cycles. The plan sees to it: there is always one
-// that waits for nobody.
+// are for queues with lower tickets only: who has drawn one runs it when the lower ones it drew
+// have ended. Or all workers are resident (a cooperative launch) and their queues are free of
+// cycles. The plan sees to it: there is always one that waits for nobody.
 #ifndef ROTA_LIB_ORDER_CUH
 #define ROTA_LIB_ORDER_CUH
 
@@ -19,7 +19,7 @@
 
 namespace rota {
 
-// The next worker's number; called by one thread of a block.
+// The number of the next queue; called by one thread of a block.
 ROTA_DEVICE int take_ticket(int *counter) {
   int ticket;
   asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;"

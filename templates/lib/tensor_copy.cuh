@@ -115,7 +115,8 @@ ROTA_DEVICE void fence_global_for_engines() {
 
 // Until the kernel before this one has ended and what it wrote is visible, whether it called
 // launch_dependents or not: before anything that others write is read. By a kernel that overlaps,
-// always, so that the end of a chain of them means the end of all.
+// always, so that the end of a chain of them means the end of all; at its end if it waits for words
+// that the kernel ahead has reset before launch_dependents.
 ROTA_DEVICE void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -38,10 +38,10 @@ ROTA_DEVICE float chunk_product(const Chunk &a, const Chunk &b) {
 
 // Zeros for the rows of a query tile that no key contributes to: nobody else writes them.
 ROTA_DEVICE void clear_dq_tile(const RotaArguments &arguments, const RotaSequence &sequence,
-                               int first_row, int head) {
+                               int first_row, int head, int thread, int threads) {
   constexpr int kChunks = (kHeadDim + kChunk - 1) / kChunk;
   const int left = sequence.rows_q - first_row, rows = left < kTileQ ? left : kTileQ;
-  for (int i = (int)threadIdx.x; i < rows * kChunks; i += (int)blockDim.x) {
+  for (int i = thread; i < rows * kChunks; i += threads) {
     Element *row = row_q<Element>(arguments.d_q, sequence, first_row + i / kChunks, head);
     store_row_chunk<kHeadDim, kAligned>(row, i % kChunks, Chunk{{0, 0, 0, 0}});
   }
@@ -61,7 +61,7 @@ ROTA_DEVICE void delta(const RotaArguments &arguments) {
       arguments.counters[(long long)arguments.tiles * arguments.heads] = 0;
   }
   if (row.run_begin == row.run_end)
-    clear_dq_tile(arguments, sequence, first_row, head);
+    clear_dq_tile(arguments, sequence, first_row, head, (int)threadIdx.x, (int)blockDim.x);
   if constexpr (kAtomic != 0) {
     constexpr int kFloats = kTileQ * round_up(kHeadDim, kPad);
     const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};

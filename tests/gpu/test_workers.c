@@ -56,6 +56,8 @@ static const Case cases[] = {
       .mask = "causal",
       .cu_q = unequal,
       .cu_k = unequal}},
+    {"few chains", /* who has run its own must not take another worker's */
+     {.head_dim = 128, .heads = 8, .batch = 4, .n_q = 200, .n_k = 400}},
 };
 enum { CASES = sizeof cases / sizeof cases[0], SCHEDULES = sizeof schedules / sizeof schedules[0] };
 

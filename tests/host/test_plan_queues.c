@@ -1,5 +1,5 @@
-/* Row items of a forward plan and chains of a backward plan dealt to persistent workers: nothing
- * lost, nobody idle for long, the same bits as without. */
+/* Row items of a forward plan dealt to persistent workers: nothing lost, nobody idle for long.
+ * Chains of a backward plan drawn by them: the same bits, however many. */
 #include "tests/support/plan_case.h"
 
 #include <setjmp.h>
@@ -185,6 +185,8 @@ static Plan *chains_plan(Assignment assignment, bool persistent, int together) {
   at.schedule = rule_schedule(UPWARDS, DOWNWARDS); /* the longest chain starts first */
   at.schedule.assignment = assignment;
   at.schedule.persistent = persistent;
+  if (persistent)
+    at.tiling.fields[at.tiling.field_count++] = (TilingField){.name = "persistent", .value = 1};
   at.schedule.together = together;
   at.schedule.workers = 7;
   Plan *plan = plan_case_good(&at);
@@ -197,40 +199,60 @@ static int64_t chain_visits(const Plan *plan, RotaItem item) {
   return chain->visit_end - chain->visit_begin;
 }
 
-static void check_dealt(const Plan *plan) {
-  const RotaItem *items = plan_section(plan, plan->chain_items);
-  const int *queue = plan_section(plan, plan->queue);
-  int64_t most = 0, all = 0, longest = 0;
-  assert_int_equal(plan->workers, 7);
-  assert_int_equal(queue[7], plan->chain_items.count);
-  for (int w = 0; w < 7; w++) {
-    int64_t load = 0;
-    for (int i = queue[w]; i < queue[w + 1]; i++) {
-      int64_t visits = chain_visits(plan, items[i]);
-      longest = visits > longest ? visits : longest;
-      load += visits;
-    }
-    most = load > most ? load : most;
-    all += load;
-  }
-  assert_true(most <= all / 7 + longest);
+/* Chains that wait for earlier ones only are drawn one by one, by as many workers as there may be.
+ */
+static void test_chains_in_order_are_drawn(void **state) {
+  (void)state;
+  static const Assignment assignments[] = {ASSIGN_TICKETS, ASSIGN_LONGEST, ASSIGN_MIXED,
+                                           ASSIGN_STRETCHES};
+  Plan *tickets = chains_plan(ASSIGN_TICKETS, false, 0);
+  for (int a = 0; a < 4; a++)
+    for (int persistent = 0; persistent < 2; persistent++)
+      for (int together = 0; together < 3; together++) {
+        Plan *plan = chains_plan(assignments[a], persistent, together);
+        const int *queue = plan_section(plan, plan->queue);
+        assert_int_equal(plan->workers, plan->chain_items.count);
+        for (int w = 0; w <= plan->workers; w++)
+          assert_int_equal(queue[w], w);
+        assert_false(plan->co_resident);
+        assert_int_equal(plan->gang, 7);
+        assert_int_equal(plan_grid(plan, GRID_WORKERS), persistent ? 7 : plan->workers);
+        /* Who runs a chain decides no bits. */
+        assert_string_equal(plan->pattern_digest.hex, tickets->pattern_digest.hex);
+        plan_destroy(plan);
+      }
+  plan_destroy(tickets);
 }
 
-static void test_chains_are_dealt(void **state) {
+/* Where a kernel goes by query tile numbers, a row item's place is its tile's number. */
+static void test_row_items_in_order(void **state) {
   (void)state;
-  static const Assignment assignments[] = {ASSIGN_TICKETS, ASSIGN_LONGEST};
-  for (int a = 0; a < 2; a++) {
-    Plan *each = chains_plan(assignments[a], false, 0);
-    assert_int_equal(each->workers, each->chain_items.count);
-    assert_false(each->co_resident);
-    for (int together = 0; together < 3; together++) {
-      Plan *plan = chains_plan(assignments[a], true, together);
-      check_dealt(plan);
-      /* Who runs a chain decides no bits. */
-      assert_string_equal(plan->pattern_digest.hex, each->pattern_digest.hex);
-      plan_destroy(plan);
+  for (int by_head = 0; by_head < 2; by_head++) {
+    PlanCase at;
+    plan_case_create(&at, "ordered", by_head ? "k <= q + h" : "k <= q", NULL, 4, 2);
+    at.tiling.fields[at.tiling.field_count++] = (TilingField){.name = "rows_beside", .value = 1};
+    static const int32_t cu[] = {0, 130, 130, 517};
+    at.request.lengths = (rota_lengths){.batch = 3, .cu_seqlens_q = cu, .cu_seqlens_k = cu};
+    at.schedule = rule_schedule(UPWARDS, DOWNWARDS);
+    at.schedule.workers = 7;
+    Plan *plan = plan_case_good(&at);
+    plan_case_free(&at);
+    const RotaSequence *sequences = plan_section(plan, plan->sequences);
+    const RotaRow *rows = plan_section(plan, plan->rows);
+    RotaItem *items = (RotaItem *)(void *)(plan->image + plan->row_items.offset);
+    for (int64_t i = 0; i < plan->row_items.count; i++) {
+      const RotaRow *row = &rows[items[i].index];
+      int64_t tile = sequences[row->sequence].tile_begin + row->q_tile;
+      assert_int_equal(i, tile * 4 + items[i].head);
     }
-    plan_destroy(each);
+    assert_int_equal(plan_grid(plan, GRID_PREPARERS), 3);
+    assert_int_equal(plan_check(plan), ROTA_OK);
+    RotaItem swapped = items[1];
+    items[1] = items[2];
+    items[2] = swapped;
+    assert_int_equal(plan_check(plan), ROTA_FILE);
+    assert_non_null(strstr(status_message(), "not the query tile of that number"));
+    plan_destroy(plan);
   }
 }
 
@@ -263,7 +285,8 @@ int main(void) {
       cmocka_unit_test(test_no_more_queues_than_items),
       cmocka_unit_test(test_heads_that_share_a_tile),
       cmocka_unit_test(test_damaged_queues_are_found),
-      cmocka_unit_test(test_chains_are_dealt),
+      cmocka_unit_test(test_chains_in_order_are_drawn),
+      cmocka_unit_test(test_row_items_in_order),
       cmocka_unit_test(test_longest_of_so_many_pairs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
