@@ -59,11 +59,8 @@ static void check_sweep(int head_dim, int cap) {
       assert_true(isnan(found));
       continue;
     }
-    /* LSE adds and takes away a power of two's logarithm; beyond head dim 256 of a whole power, so
-     * that an LSE near 0 is the difference of two numbers near 1, one of them a logarithm that
-     * the hardware is allowed 2^-22 (PTX, lg2.approx). */
-    double rounding = head_dim > 256 ? ldexp(1.0, -22) : 0.0;
-    double error = fmax(fabs(found - right) - rounding, 0.0) / (fabs(right) + 1e-3 * cap);
+    /* LSE adds and takes away a power of two's logarithm. */
+    double error = fabs(found - right) / (fabs(right) + 1e-3 * cap);
     if (!(error <= worst))
       worst = error;
     if (!(error < 1e-6))
