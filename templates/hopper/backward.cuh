@@ -84,10 +84,11 @@ ROTA_DEVICE void finalise(const RotaArguments &arguments, const RotaTensorMaps &
 #pragma unroll
       for (int r = 0; r < 2; r++)
         if (q + 8 * r < sequence.rows_q && column < kHeadDim)
-          store_global_word(row_q<Element>(arguments.d_q, sequence, q + 8 * r, item.head) + column,
-                            exists[r] ? pack(sum_value(x[2 * r]) * unit[r],
-                                             sum_value(x[2 * r + 1]) * unit[r], Element())
-                                      : 0u);
+          store_global_word(
+              row_q<Element>(arguments.d_q, sequence, q + 8 * r, item.head) + column,
+              exists[r] ? pack(sum_value(x[2 * r]) * unit[r], sum_value(x[2 * r + 1]) * unit[r],
+                               Element())
+                        : 0u);
     }
   }
 }
