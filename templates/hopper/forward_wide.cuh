@@ -8,9 +8,10 @@
 // A tile of P is relative to its own row maxima, rounded up to whole powers of two, since nobody
 // knows those of the whole row yet. The sums of O know them: they multiply P by a power of two,
 // which is exact, on its way from shared memory to registers. So the bits do not depend on when and
-// where a tile was made. Entries: prepare, forward.
+// where a tile was made. The sums of powers are relative to the maxima themselves: a row with one
+// key has the sum 1, so that its LSE is its score. Entries: prepare, forward.
 //
-//   stats     of each (group row, pair of kv tiles): 128 row maxima, log2; 128 sums of P
+//   stats     of each (group row, pair of kv tiles): 128 row maxima, log2; 128 sums of powers
 //
 // Where a unit does not hold all keys of its rows, O's accumulators, maxima and sums wait as fp32
 // in memory for the next; going on with a larger maximum multiplies by a power of two, once more.
@@ -79,10 +80,10 @@ struct OutputConsumer : WorkConsumer {
                          sequence.batch,
                          sequence.n_q,
                          sequence.n_k};
-    float d[128], top[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f};
+    float d[128], peak[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f};
     unsigned words[16];
     multiply<256, 0, 0, true>(d);
-    // A negative scale goes into s: tops are taken before scaling.
+    // A negative scale goes into s: peaks are taken before scaling.
     const float factor = kHasScore ? 1.0f : fabsf(exponent_factor(arguments));
     if (!kHasScore && arguments.scale < 0.0f) {
 #pragma unroll
@@ -90,30 +91,33 @@ struct OutputConsumer : WorkConsumer {
         d[i] = -d[i];
     }
     for_parts(
-        [&](auto part) { raise_tops<decltype(part)::kIndex>(arguments, at, partial, d, top); });
-    float base[2];
+        [&](auto part) { raise_peaks<decltype(part)::kIndex>(arguments, at, partial, d, peak); });
+    float base[2], share[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      top[r] = ceilf(factor * quad_maximum(top[r]));
-      base[r] = top[r] == -kInfinity ? 0.0f : top[r]; // no key of this pair is allowed
+      peak[r] = factor * quad_maximum(peak[r]);
+      base[r] = or_zero(peak[r]); // no key of this pair is allowed
+      share[r] = exp2_fast(base[r] - ceilf(base[r]));
     }
     for_parts([&](auto part) {
       constexpr int kPart = decltype(part)::kIndex;
-      powers<kPart>(factor, base, d, sum, words);
+      powers<kPart>(factor, base, share, d, sum, words);
       if (kPart == 3) // before what makes the store warp signal
-        store_stats(task, top, sum);
+        store_stats(task, peak, sum);
       stage(words);
     });
   }
-  ROTA_DEVICE void store_stats(const Task &task, const float (&top)[2], float (&sum)[2]) const {
+  // A maximum, where there is one.
+  ROTA_DEVICE static float or_zero(float peak) { return peak == -kInfinity ? 0.0f : peak; }
+  ROTA_DEVICE void store_stats(const Task &task, const float (&peak)[2], float (&sum)[2]) const {
     float *to = plan.stats + task.place / kPairBlocks * kStatFloats;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       sum[r] = quad_sum(sum[r]);
       // Where all scores are NaN no maximum is found, yet the row is not empty.
-      const float peak = top[r] == -kInfinity && sum[r] != sum[r] ? 0.0f : top[r];
+      const float known = sum[r] != sum[r] ? or_zero(peak[r]) : peak[r];
       if (lane_index() % 4 == 0) {
-        to[lane_row(r)] = peak;
+        to[lane_row(r)] = known;
         to[kStatFloats / 2 + lane_row(r)] = sum[r];
       }
     }
@@ -128,41 +132,32 @@ struct OutputConsumer : WorkConsumer {
   }
 
   // Raises maximum and sum of this lane's two rows by those of the unit's pairs, in their order.
-  // factor: of what was added up before. The four lanes that share rows fetch different pairs, so
-  // that one wait serves kBatch pairs.
+  // The four lanes that share rows fetch different pairs, so that one wait serves kBatch pairs.
   static constexpr int kBatch = 8;
-  ROTA_DEVICE void add_stats(const Task &task, float (&top)[2], float (&sum)[2],
-                             float (&factor)[2]) const {
-    const float before[2] = {top[0], top[1]};
+  ROTA_DEVICE void add_stats(const Task &task, float (&peak)[2], float (&sum)[2]) const {
     RunWalk walk(arguments, arguments.rows[task.table]);
     for (int last = -1, count = kBatch; count == kBatch;) {
       int mine[kBatch / 4];
-      float peak[kBatch / 4][2], part[kBatch / 4][2];
+      float high[kBatch / 4][2], part[kBatch / 4][2];
       count = next_pairs(task, walk, last, mine);
 #pragma unroll
       for (int i = 0; i < kBatch / 4; i++)
-        load_stats(task, mine[i], peak[i], part[i]);
+        load_stats(task, mine[i], high[i], part[i]);
 #pragma unroll
       for (int i = 0; i < kBatch; i++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
           const int lane = lane_index() / 4 * 4 + i % 4;
-          const float high = __shfl_sync(kAllLanes, peak[i / 4][r], lane);
+          const float added_peak = __shfl_sync(kAllLanes, high[i / 4][r], lane);
           const float added = __shfl_sync(kAllLanes, part[i / 4][r], lane);
-          if (high != -kInfinity) {
-            const float both = maximum(top[r], high);
-            sum[r] = sum[r] * change(top[r], both) + added * power_of_two(high - both);
-            top[r] = both;
+          if (added_peak != -kInfinity) {
+            const float both = maximum(peak[r], added_peak);
+            sum[r] = __fmaf_rn(sum[r], exp2_fast(peak[r] - both),
+                               added * exp2_fast(added_peak - both));
+            peak[r] = both;
           }
         }
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-      factor[r] = change(before[r], top[r]);
-  }
-  // What sums relative to a maximum are multiplied by when it rises.
-  ROTA_DEVICE static float change(float before, float top) {
-    return before == -kInfinity ? 0.0f : power_of_two(before - top);
   }
   // The next pairs of a row within the unit, kBatch at most: how many; this lane's, or -1.
   ROTA_DEVICE int next_pairs(const Task &task, RunWalk &walk, int &last,
@@ -184,12 +179,12 @@ struct OutputConsumer : WorkConsumer {
     }
     return count;
   }
-  ROTA_DEVICE void load_stats(const Task &task, int pair, float (&peak)[2],
+  ROTA_DEVICE void load_stats(const Task &task, int pair, float (&high)[2],
                               float (&part)[2]) const {
     const float *from = plan.stats + (task.place / kPairBlocks + pair) * kStatFloats;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      peak[r] = pair < 0 ? -kInfinity : load_fresh(from + lane_row(r));
+      high[r] = pair < 0 ? -kInfinity : load_fresh(from + lane_row(r));
       part[r] = pair < 0 ? 0.0f : load_fresh(from + kStatFloats / 2 + lane_row(r));
     }
   }
@@ -205,6 +200,7 @@ struct OutputConsumer : WorkConsumer {
   }
 
   // One stage; the products of the stage before it, which read the other `a`, may be under way.
+  // top: whole, as in all that follows.
   template <int kN, class Keep>
   ROTA_DEVICE bool multiply_scaled(float (&d)[kN / 2], unsigned (&a)[4][4], const float (&top)[2],
                                    Keep keep) {
@@ -219,7 +215,7 @@ struct OutputConsumer : WorkConsumer {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const float peak = __uint_as_float(load_shared_word(maxima + 4u * (unsigned)lane_row(r)));
-      const float x = power_of_two(peak - top[r]);
+      const float x = power_of_two(ceilf(peak) - top[r]);
       scale[r] = pack(x, x, Element());
     }
 #pragma unroll
@@ -272,24 +268,24 @@ struct OutputConsumer : WorkConsumer {
   ROTA_DEVICE float *sums_of(const Task &task) const {
     return plan.sum_q + (long long)task.sums * kSumFloats;
   }
-  ROTA_DEVICE void load_state(const Task &task, float (&d)[kColumnsV / 2], float (&top)[2],
+  ROTA_DEVICE void load_state(const Task &task, float (&d)[kColumnsV / 2], float (&peak)[2],
                               float (&sum)[2]) const {
     const float *from = sums_of(task), *stats = from + 128 * kColumnsV;
     load_sums<kColumnsV>(d, from + group * (64 * kColumnsV) + 4 * thread);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      top[r] = load_fresh(stats + lane_row(r));
+      peak[r] = load_fresh(stats + lane_row(r));
       sum[r] = load_fresh(stats + kStatFloats / 2 + lane_row(r));
     }
   }
   ROTA_DEVICE void store_state(const Task &task, const float (&d)[kColumnsV / 2],
-                               const float (&top)[2], const float (&sum)[2]) const {
+                               const float (&peak)[2], const float (&sum)[2]) const {
     float *to = sums_of(task), *stats = to + 128 * kColumnsV;
     store_sums<kColumnsV>(d, to + group * (64 * kColumnsV) + 4 * thread);
 #pragma unroll
     for (int r = 0; r < 2; r++)
       if (lane_index() % 4 == 0) {
-        stats[lane_row(r)] = top[r];
+        stats[lane_row(r)] = peak[r];
         stats[kStatFloats / 2 + lane_row(r)] = sum[r];
       }
   }
@@ -297,52 +293,59 @@ struct OutputConsumer : WorkConsumer {
   ROTA_DEVICE void output(const Task &task) {
     const RotaSequence sequence = arguments.sequences[task.sequence];
     const bool first = (task.flags & ROTA_UNIT_FIRST_Q) != 0;
-    float top[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f}, factor[2], base[2];
+    float peak[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f}, before[2], top[2];
     float d[kColumnsV / 2];
     if (first) {
 #pragma unroll
       for (int i = 0; i < kColumnsV / 2; i++)
         d[i] = 0.0f;
     } else {
-      load_state(task, d, top, sum);
+      load_state(task, d, peak, sum);
     }
-    add_stats(task, top, sum, factor);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      before[r] = ceilf(peak[r]);
+    add_stats(task, peak, sum);
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      top[r] = ceilf(or_zero(peak[r]));
+      factor[r] = before[r] == -kInfinity ? 0.0f : power_of_two(before[r] - top[r]);
+    }
 #pragma unroll
     for (int i = 0; i < kColumnsV / 2; i++)
       d[i] = first ? 0.0f : d[i] * factor[i / 2 % 2];
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-      base[r] = top[r] == -kInfinity ? 0.0f : top[r];
     if (task.steps > 0)
-      sum_products<kColumnsV>(task, sequence, d, base);
+      sum_products<kColumnsV>(task, sequence, d, top);
     if (task.flags & ROTA_UNIT_LAST_Q) {
       float scale[2];
 #pragma unroll
       for (int r = 0; r < 2; r++)
-        scale[r] = finish_row(task, sequence, r, top[r], sum[r]);
+        scale[r] = finish_row(task, sequence, r, peak[r], sum[r]);
       if (task.flags & kTaskBoxes) {
         stage_output<kColumnsV>(task, sequence.n_q, scale, d);
         return;
       }
       store<kColumnsV>(arguments.o, task, false, kHeadDimV, scale, d);
     } else {
-      store_state(task, d, top, sum);
+      store_state(task, d, peak, sum);
     }
     signal_gradients(task.chunk);
   }
 
-  // The factor of a row of O; writes its LSE. top: log2.
-  ROTA_DEVICE float finish_row(const Task &task, const RotaSequence &sequence, int r, float top,
+  // The factor of a row of O, which is relative to the whole power of two above the row's peak;
+  // writes its LSE. peak: log2.
+  ROTA_DEVICE float finish_row(const Task &task, const RotaSequence &sequence, int r, float peak,
                                float sum) const {
     float lse = -kInfinity, scale = 0.0f;
     const int row = task.first_row + lane_row(r);
     if (row < sequence.n_q) {
       const float sink = kSinkLogit ? arguments.sink[task.head] * kLog2E : -kInfinity;
-      const float both = maximum(top, sink);
+      const float both = maximum(peak, sink);
       if (sum != 0.0f) {
-        const float keys = kSinkLogit ? exp2_fast(top - both) : 1.0f;
-        const float all = kSinkLogit ? __fmaf_rn(sum, keys, exp2_fast(sink - both)) : sum;
-        scale = keys / all;
+        const float all =
+            kSinkLogit ? __fmaf_rn(sum, exp2_fast(peak - both), exp2_fast(sink - both)) : sum;
+        scale = exp2_fast(ceilf(peak) - both) / all;
         lse = (both + log2_fast(all)) * kLn2;
       } else if (kSinkLogit) {
         lse = arguments.sink[task.head];

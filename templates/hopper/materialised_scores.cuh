@@ -131,10 +131,10 @@ ROTA_DEVICE Position score_position(const Position &first, int part, int i) {
 // ---- Forward ----
 
 // s of one part: after the score function, if there is one, as an exponent of two; -inf where not
-// allowed. Raises the rows' tops.
+// allowed. Raises the rows' peaks.
 template <int kPart>
-ROTA_DEVICE void raise_tops(const RotaArguments &arguments, const Position &first, bool partial,
-                            float (&s)[128], float (&top)[2]) {
+ROTA_DEVICE void raise_peaks(const RotaArguments &arguments, const Position &first, bool partial,
+                             float (&s)[128], float (&peak)[2]) {
   if constexpr (kHasScore) {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
@@ -146,12 +146,12 @@ ROTA_DEVICE void raise_tops(const RotaArguments &arguments, const Position &firs
     mask_part<kPart>(s, allowed_bits(arguments, first, kPart), -kInfinity);
 #pragma unroll
   for (int i = 0; i < 32; i++)
-    top[i / 2 % 2] = maximum(top[i / 2 % 2], s[32 * kPart + i]);
+    peak[i / 2 % 2] = maximum(peak[i / 2 % 2], s[32 * kPart + i]);
 }
-// Powers 2^(factor s - base), added to this lane's sums and packed.
+// Powers 2^(factor s - base), added to this lane's sums and, times `share` of their row, packed.
 template <int kPart>
-ROTA_DEVICE void powers(float factor, const float (&base)[2], const float (&s)[128],
-                        float (&sum)[2], unsigned (&words)[16]) {
+ROTA_DEVICE void powers(float factor, const float (&base)[2], const float (&share)[2],
+                        const float (&s)[128], float (&sum)[2], unsigned (&words)[16]) {
 #pragma unroll
   for (int i = 0; i < 8; i++)
 #pragma unroll
@@ -160,7 +160,7 @@ ROTA_DEVICE void powers(float factor, const float (&base)[2], const float (&s)[1
       const float a = exp2_fast(__fmaf_rn(s[at], factor, -base[r]));
       const float b = exp2_fast(__fmaf_rn(s[at + 1], factor, -base[r]));
       sum[r] += a + b;
-      words[2 * i + r] = pack(a, b, Element());
+      words[2 * i + r] = pack(a * share[r], b * share[r], Element());
     }
 }
 
