@@ -32,6 +32,7 @@ typedef struct UnitDraft {
 
 typedef struct Maker {
   Plan *plan;
+  int64_t limit; /* bytes of scores, stats and sums */
   const RotaSequence *sequences;
   const RotaRow *rows;
   const RotaRun *runs;

@@ -222,7 +222,7 @@ static Cut cut_sequence(const Maker *maker, const RotaSequence *sequence, const 
                         .steps = maker->steps,
                         .row_steps = maker_chains(maker) ? WORKS_CHAIN_STEPS : 2,
                         .processors = tiling_get(&maker->plan->tiling, "processors", 1),
-                        .limit = maker->plan->workspace_limit - maker->plan->workspace.works,
+                        .limit = maker->limit,
                         .within = within,
                         .forward = !maker->backward};
   return works_cut(&request);
@@ -232,7 +232,7 @@ static Cut cut_sequence(const Maker *maker, const RotaSequence *sequence, const 
  * Planes take turns if there is room for their sums. */
 static Cut cut_largest(Maker *maker) {
   const RotaSequence *largest = NULL;
-  int64_t limit = maker->plan->workspace_limit - maker->plan->workspace.works, most = -1;
+  int64_t most = -1;
   for (int32_t s = 0; s < maker->plan->lengths->batch; s++) {
     const RotaSequence *sequence = &maker->sequences[s];
     int64_t area = (int64_t)sequence->q_tiles * sequence->kv_tiles;
@@ -244,7 +244,7 @@ static Cut cut_largest(Maker *maker) {
   if (!largest)
     return (Cut){0};
   Cut cut = cut_sequence(maker, largest, NULL);
-  if (cut.bytes <= limit || maker->lanes == 1)
+  if (cut.bytes <= maker->limit || maker->lanes == 1)
     return cut;
   maker->lanes = 1;
   return cut_sequence(maker, largest, NULL);

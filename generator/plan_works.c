@@ -284,9 +284,8 @@ static int64_t take(int64_t *end, int64_t bytes) {
   return at;
 }
 
-static rota_status reserve_workspace(const Maker *maker) {
-  Plan *plan = maker->plan;
-  RotaWorkspace *workspace = &plan->workspace;
+static void reserve_workspace(const Maker *maker) {
+  RotaWorkspace *workspace = &maker->plan->workspace;
   int64_t end = workspace->works, blocks = maker->score_blocks;
   workspace->scores = take(&end, blocks * maker_block_bytes(maker));
   workspace->stats = take(&end, maker->backward ? 0 : blocks / 4 * WORKS_STAT_BYTES);
@@ -294,12 +293,6 @@ static rota_status reserve_workspace(const Maker *maker) {
   workspace->sum_k = take(&end, maker->lanes * maker->sum_kv_tiles * maker_key_sums(maker));
   workspace->work_counters = take(&end, (1 + 2 * maker->chunks.count) * (int64_t)sizeof(int32_t));
   workspace->bytes = end;
-  if (end <= plan->workspace_limit + WORKSPACE_ALIGN * 8 || maker->chunks.count == 0)
-    return ROTA_OK;
-  return status_fail(ROTA_WORKSPACE,
-                     "plan: the smallest units need %lld bytes of workspace, the limit is %lld: "
-                     "raise the limit, or split the batch",
-                     (long long)end, (long long)plan->workspace_limit);
 }
 
 /* Where sums of dK and dV go through several units, these must be those of ascending rows, or the
@@ -326,7 +319,6 @@ static rota_status check_order(const Maker *maker) {
 }
 
 static rota_status make(Maker *maker) {
-  const Plan *plan = maker->plan;
   ROTA_TRY(maker_add_sequences(maker));
   ROTA_TRY(check_order(maker));
   int64_t all = 0, largest = 0;
@@ -337,7 +329,7 @@ static rota_status make(Maker *maker) {
   }
   int64_t sums = maker->lanes * (maker->sum_rows * maker_row_sums(maker) +
                                  maker->sum_kv_tiles * maker_key_sums(maker));
-  int64_t room = (plan->workspace_limit - plan->workspace.works - sums) / maker_block_cost(maker);
+  int64_t room = (maker->limit - sums) / maker_block_cost(maker);
   int64_t limit = room / (maker_chains(maker) ? CHUNKS_AROUND : ROTA_PLACES);
   int64_t wanted = all / CHUNKS_WANTED, least = CHUNK_BYTES_LEAST / maker_block_bytes(maker);
   wanted = wanted < least ? least : wanted;
@@ -348,18 +340,19 @@ static rota_status make(Maker *maker) {
   ROTA_TRY(place_chunks(maker, room));
   ROTA_TRY(order_segments(maker));
   ROTA_TRY(lay_out(maker));
-  return reserve_workspace(maker);
+  reserve_workspace(maker);
+  return ROTA_OK;
 }
 
-rota_status works_build(const Spec *spec, Plan *plan) {
-  if (!works_wanted(&plan->tiling))
-    return ROTA_OK;
+/* Works whose scores, stats and sums take at most `limit` bytes, or the smallest units. */
+static rota_status build_within(const Spec *spec, Plan *plan, int64_t limit) {
   int64_t kv_tiles = 0, q_tiles = plan_q_tiles(plan);
   const RotaSequence *sequences = plan_section(plan, plan->sequences);
   for (int32_t s = 0; s < plan->lengths->batch; s++)
     kv_tiles += sequences[s].kv_tiles;
   int64_t columns_k = works_columns(spec->head_dim), columns_v = works_columns(spec->head_dim_v);
   Maker maker = {.plan = plan,
+                 .limit = limit,
                  .sequences = sequences,
                  .rows = plan_section(plan, plan->rows),
                  .runs = plan_section(plan, plan->runs),
@@ -389,4 +382,27 @@ rota_status works_build(const Spec *spec, Plan *plan) {
   free(maker.chunk_blocks.data);
   free(maker.offsets.data);
   return status;
+}
+
+/* The more and smaller the units, the more counters come on top: how many is known only then. */
+rota_status works_build(const Spec *spec, Plan *plan) {
+  if (!works_wanted(&plan->tiling))
+    return ROTA_OK;
+  int64_t limit = plan->workspace_limit - plan->workspace.works, least = INT64_MAX;
+  for (;;) {
+    ROTA_TRY(build_within(spec, plan, limit));
+    int64_t bytes = plan->workspace.bytes, over = bytes - plan->workspace_limit;
+    if (over <= WORKSPACE_ALIGN * 8 || plan->works.chunks.count == 0)
+      return ROTA_OK;
+    if (bytes >= least)
+      break;
+    least = bytes;
+    limit -= over;
+    free(plan->works.image);
+    plan->works = (Works){0};
+  }
+  return status_fail(ROTA_WORKSPACE,
+                     "plan: the smallest units need %lld bytes of workspace, the limit is %lld: "
+                     "raise the limit, or split the batch",
+                     (long long)least, (long long)plan->workspace_limit);
 }
