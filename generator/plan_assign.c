@@ -108,11 +108,17 @@ static RotaItem *merge_pairs(const AssignRequest *request, Merge *merge, int32_t
   return out;
 }
 
-/* How many pairs are dealt together from the one on whose item is `at`. */
-static int32_t pairs_together(const AssignRequest *request, RotaItem at, int32_t all) {
-  int32_t of_pattern = pattern_of(request, at)->together;
-  int32_t together = of_pattern > 0 ? of_pattern : request->schedule->together;
-  return together > 0 && together < all ? together : all;
+/* How many of `left` pairs are dealt together from the one on whose item is `at`. Where too few to
+ * fill the workers would be left, they are dealt with these. */
+static int32_t pairs_together(const AssignRequest *request, RotaItem at, int32_t left) {
+  const Pattern *pattern = pattern_of(request, at);
+  int32_t together = pattern->together > 0 ? pattern->together : request->schedule->together;
+  if (pattern->abreast > 0) {
+    int32_t fill = request->schedule->workers / pattern->abreast;
+    together = fill > 1 ? fill : 1;
+    return together <= left / 2 ? together : left;
+  }
+  return together > 0 && together < left ? together : left;
 }
 
 enum { TIERED, MERGED, OTHERS };

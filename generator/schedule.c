@@ -129,7 +129,7 @@ static rota_status expand_run(Expansion *expansion, const VisitRun *run, int32_t
   return ROTA_OK;
 }
 
-/* The run's tiles, each in all heads' columns. */
+/* The run's tiles, each in all its heads' columns. */
 static rota_status expand_side_by_side(Expansion *expansion, const VisitRun *run, int64_t *count) {
   int64_t last = expansion->view->q_tiles - 1, from = run->from, step = run->step;
   if (step > 0 && from < 0) /* to the first tile that there is */
@@ -139,8 +139,10 @@ static rota_status expand_side_by_side(Expansion *expansion, const VisitRun *run
   for (int64_t tile = from; tile >= 0 && tile <= last; tile += step) {
     if (step > 0 ? tile > run->to : tile < run->to)
       break;
-    VisitRun one = {run->chain, run->head, (int32_t)tile, (int32_t)tile, 1, run->time};
-    for (int32_t head = 0; head < expansion->view->group; head++)
+    VisitRun one = *run;
+    one.from = one.to = (int32_t)tile;
+    one.step = 1;
+    for (int32_t head = run->head; head <= run->last_head; head++)
       ROTA_TRY(expand_run(expansion, &one, head, count));
   }
   return ROTA_OK;
@@ -151,9 +153,9 @@ static rota_status check_run(const Expansion *expansion, const VisitRun *run, bo
   if (run->step == 0)
     return status_fail(ROTA_SCHEDULE, "schedule '%s': chain %d has a run with step 0", name,
                        run->chain);
-  if (run->head < SIDE_BY_SIDE || run->head >= expansion->view->group)
+  if (run->head < ALL_HEADS || run->last_head >= expansion->view->group)
     return status_fail(ROTA_SCHEDULE, "schedule '%s': chain %d visits head %d; the group has %d",
-                       name, run->chain, run->head, expansion->view->group);
+                       name, run->chain, run->last_head, expansion->view->group);
   if ((run->head == ALL_HEADS) != all_heads)
     return status_fail(ROTA_SCHEDULE,
                        "schedule '%s': chain %d has runs with and without a head; give all of them "
@@ -187,7 +189,7 @@ static rota_status expand_chain(Expansion *expansion, int32_t chain, int64_t *co
   int32_t rounds = all_heads ? expansion->view->group : 1;
   for (int32_t head = 0; head < rounds; head++)
     for (int64_t i = 0; i < run_count; i++)
-      ROTA_TRY(runs[i]->head == SIDE_BY_SIDE
+      ROTA_TRY(runs[i]->head < runs[i]->last_head
                    ? expand_side_by_side(expansion, runs[i], count)
                    : expand_run(expansion, runs[i], all_heads ? head : runs[i]->head, count));
   return name_missing(expansion, chain);

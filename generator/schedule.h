@@ -34,6 +34,7 @@ typedef struct Pattern {
   int32_t lanes;        /* at most the gang; 0 if read back from a plan */
   bool in_order;        /* chains wait for chains that start earlier only */
   int32_t together;     /* as Schedule.together, which it replaces; 0: not said */
+  int32_t abreast;      /* together: as many pairs as fill the workers with so many chains each */
   int32_t *tier;        /* chains: which tier, never less along start_order; NULL: no tiers */
 } Pattern;
 
@@ -60,11 +61,11 @@ typedef struct PatternView {
 /* ---- What it answers ---- */
 
 /* Query tiles from, from + step, ... up to `to` (down to, if step < 0) of a chain, as far as they
- * are not empty. ALL_HEADS: the chain's runs are gone through once for each head of the group;
- * SIDE_BY_SIDE: each tile is visited for all heads before the next tile. */
-enum { ALL_HEADS = -1, SIDE_BY_SIDE = -2 };
+ * are not empty, each for heads `head` to `last_head` before the next tile. ALL_HEADS, as both: the
+ * chain's runs are gone through once for each head of the group. */
+enum { ALL_HEADS = -1 };
 typedef struct VisitRun {
-  int32_t chain, head, from, to, step;
+  int32_t chain, head, last_head, from, to, step;
   int64_t time; /* for RANKS_BY_TIME_GIVEN */
 } VisitRun;
 
@@ -83,7 +84,7 @@ typedef struct PatternAnswer {
   int32_t *lane;     /* owned; NULL: chains take the lane that is free first */
   Ranks ranks;
   int32_t gang; /* 0: the view's; may only be smaller */
-  int32_t together;
+  int32_t together, abreast;
   int32_t *tier; /* owned; NULL: none */
 } PatternAnswer;
 /* OUT_OF_MEMORY; the caller frees the answer in any case. */

@@ -314,7 +314,7 @@ static rota_status write_answer(Optimizer *optimizer, PatternAnswer *answer) {
   for (int64_t i = 0; i < visits; i++) {
     Placed placed = optimizer->placed[i];
     int32_t head = placed.tile / view->q_tiles, q_tile = placed.tile - head * view->q_tiles;
-    answer->runs[next[placed.chain]++] = (VisitRun){placed.chain, head, q_tile, q_tile, 1, i};
+    answer->runs[next[placed.chain]++] = (VisitRun){placed.chain, head, head, q_tile, q_tile, 1, i};
   }
   free(next);
   answer->run_count = answer->run_capacity = visits;

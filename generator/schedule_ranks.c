@@ -261,6 +261,7 @@ rota_status pattern_rank(const Schedule *schedule, const PatternAnswer *answer,
   pattern->lanes = gang;
   pattern->in_order = answer->ranks == RANKS_BY_START && !answer->lane;
   pattern->together = answer->together;
+  pattern->abreast = answer->abreast;
   if (answer->tier)
     ROTA_TRY(take_tiers(schedule->name, answer->tier, pattern));
   if (answer->lane)

@@ -198,15 +198,15 @@ static rota_status view_to_value(const Schedule *schedule, const PatternView *vi
   return list ? batch_to_value(view->batch, list) : ROTA_OUT_OF_MEMORY;
 }
 
-/* Six integers a run: chain, head, from, to, step, time. */
+/* Seven integers a run: chain, first and last head, from, to, step, time. */
 static rota_status read_runs(const Value *list, PatternAnswer *answer) {
-  enum { PER_RUN = 6 };
+  enum { PER_RUN = 7 };
   int64_t *numbers, count;
   rota_status status = read_list(list, -1, &numbers, &count);
   for (int64_t i = 0; i + PER_RUN <= count && status == ROTA_OK; i += PER_RUN) {
     const int64_t *run = numbers + i;
     status = answer_add(answer, (VisitRun){cut(run[0]), cut(run[1]), cut(run[2]), cut(run[3]),
-                                           cut(run[4]), run[5]});
+                                           cut(run[4]), cut(run[5]), run[6]});
   }
   free(numbers);
   return status;
@@ -226,6 +226,8 @@ static rota_status answer_from_value(const Value *value, const PatternView *view
     answer->gang = (int32_t)number;
   if (value_integer(value_field(value, "together"), 1, INT32_MAX, &number))
     answer->together = (int32_t)number;
+  if (value_integer(value_field(value, "abreast"), 1, INT32_MAX, &number))
+    answer->abreast = (int32_t)number;
   int64_t chains = view->chains;
   ROTA_TRY(read_narrow(value_field(value, "start"), chains, &answer->start));
   ROTA_TRY(read_narrow(value_field(value, "lanes"), chains, &answer->lane));

@@ -15,8 +15,9 @@
 -- and answers
 --   visits   function(chain) -> list, or list per chain [0] .. [chains - 1]; each entry a query
 --            tile or {from, to, step, head = h}: those of the chain's tiles that exist there.
---            Without `head` the whole list is gone through once for each head; with head = "all"
---            a range's tiles are visited one after another, each for all heads. Default: ascending
+--            Without `head` the whole list is gone through once for each head; with head = {1, 3}
+--            ("all": {0, group - 1}) a range's tiles are visited one after another, each for all of
+--            these heads. Default: ascending
 --   start    list of all chains as they start. Default: ascending
 --   ranks    who adds first to a query tile: "time" (as a gang that never waits would come),
 --            "start" (as chains start), or a function(chain) or list per chain: lower numbers
@@ -26,6 +27,7 @@
 --            that is free first
 --   gang     to use fewer lanes than there are
 --   together how many (sequence, kv head) pairs "longest" takes together: instead of the schedule's
+--   abreast  how many of a pair's chains run at once: as many pairs together as fill the workers
 --   tiers    function(chain) or list per chain: the tier, from 0, never less along `start`: second
 --            and later ones are dealt some time after the first, and at the end tier by tier
 --
@@ -97,13 +99,24 @@ end
 
 ---- Visits
 
-local ALL_HEADS, SIDE_BY_SIDE = -1, -2 -- generator/schedule.h
+local ALL_HEADS = -1 -- generator/schedule.h
 
--- One entry of a chain's list as from, to, step, head.
-local function run_of(chain, entry)
+-- The first and last head of an entry.
+local function heads_of(map, chain, head)
+  if head == nil then return ALL_HEADS, ALL_HEADS end
+  if head == "all" then return 0, map.group - 1 end
+  local first = integer("visits: head", is_table(head) and head[1] or head)
+  local last = is_table(head) and integer("visits: head", head[2]) or first
+  if first < 0 then fail("visits of chain %d: head %d", chain, first) end
+  if last < first then fail("visits of chain %d: heads %d to %d", chain, first, last) end
+  return first, last
+end
+
+-- One entry of a chain's list as from, to, step, first and last head.
+local function run_of(map, chain, entry)
   if math.type(entry) then
     local tile = integer("visits", entry)
-    return tile, tile, 1, ALL_HEADS
+    return tile, tile, 1, ALL_HEADS, ALL_HEADS
   end
   if not is_table(entry) then
     fail("visits of chain %d: a query tile or {from, to} is expected, not a %s", chain,
@@ -112,12 +125,7 @@ local function run_of(chain, entry)
   local from = integer("visits: from", entry[1])
   local to = integer("visits: to", entry[2] == nil and from or entry[2])
   local step = entry[3] == nil and 1 or integer("visits: step", entry[3])
-  local head = entry.head
-  if head == nil then return from, to, step, ALL_HEADS end
-  if head == "all" then return from, to, step, SIDE_BY_SIDE end
-  head = integer("visits: head", head)
-  if head < 0 then fail("visits of chain %d: head %d", chain, head) end
-  return from, to, step, head
+  return from, to, step, heads_of(map, chain, entry.head)
 end
 
 -- With times, tile by tile: those that exist, so that a wide run costs no more than a narrow one.
@@ -129,7 +137,7 @@ local function add_timed(add, map, times, chain, from, to, step, first, last)
   for tile = from, step > 0 and math.min(to, top) or math.max(to, 0), step do
     for head = first, last do
       if host.ask("kind", chain, head, tile) ~= 0 then
-        add(chain, head, tile, tile, 1, integer("times", times(tile, chain, head)))
+        add(chain, head, head, tile, tile, 1, integer("times", times(tile, chain, head)))
       end
     end
   end
@@ -141,20 +149,18 @@ local function add_chain(add, map, chain, list, times)
   end
   if not times then
     for i = 1, #list do
-      local from, to, step, head = run_of(chain, list[i])
-      add(chain, head, from, to, step, 0)
+      local from, to, step, first, last = run_of(map, chain, list[i])
+      add(chain, first, last, from, to, step, 0)
     end
     return
   end
   for round = 0, map.group - 1 do
     for i = 1, #list do
-      local from, to, step, head = run_of(chain, list[i])
-      if head == ALL_HEADS then
+      local from, to, step, first, last = run_of(map, chain, list[i])
+      if first == ALL_HEADS then
         add_timed(add, map, times, chain, from, to, step, round, round)
-      elseif round == 0 and head == SIDE_BY_SIDE then
-        add_timed(add, map, times, chain, from, to, step, 0, map.group - 1)
       elseif round == 0 then
-        add_timed(add, map, times, chain, from, to, step, head, head)
+        add_timed(add, map, times, chain, from, to, step, first, last)
       end
     end
   end
@@ -162,8 +168,8 @@ end
 
 ---- Answers: flat lists of integers for C (generator/script_schedule.c)
 
-local known = { "gang", "lanes", "optimize", "ranks", "start", "tiers", "times", "together",
-  "visits" }
+local known = { "abreast", "gang", "lanes", "optimize", "ranks", "start", "tiers", "times",
+  "together", "visits" }
 
 local function check_names(answer)
   for name in pairs(answer) do
@@ -208,10 +214,10 @@ end
 
 local function visits_of(map, answer)
   local runs, everything = {}, { { 0, map.q_tiles - 1 } }
-  local function add(chain, head, from, to, step, time)
+  local function add(chain, first, last, from, to, step, time)
     local n = #runs
-    runs[n + 1], runs[n + 2], runs[n + 3] = chain, head, from
-    runs[n + 4], runs[n + 5], runs[n + 6] = to, step, time
+    runs[n + 1], runs[n + 2], runs[n + 3] = chain, first, last
+    runs[n + 4], runs[n + 5], runs[n + 6], runs[n + 7] = from, to, step, time
   end
   for chain = 0, map.chains - 1 do
     local list = everything
@@ -238,6 +244,7 @@ function pattern.call(schedule, options, request)
     lanes = answer.lanes ~= nil and by_chain("lanes", map, answer.lanes) or nil,
     gang = answer.gang and integer("gang", answer.gang) or 0,
     together = answer.together and integer("together", answer.together) or 0,
+    abreast = answer.abreast and integer("abreast", answer.abreast) or 0,
     tiers = answer.tiers ~= nil and by_chain("tiers", map, answer.tiers) or nil,
     visits = not answer.optimize and visits_of(map, answer) or nil,
   }

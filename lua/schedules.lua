@@ -37,21 +37,14 @@ local function backwards(map)
   return function() return all end
 end
 
--- The visits of the chain that starts as number `place` of those that start longest first, `wave`
--- at once. Heads of a group are visited side by side, from the last tile to the first: who takes
--- one head after another comes to the second before a longer chain that started earlier. In every
--- second wave chains start as those before them end, so as many visits apart as two heads have
--- more: 2 a head. Then heads one after another, where each brings neighbours closer by 2 visits,
--- and forwards (2 closer as well) all but the last two: tiles are still in the L2 when the next
--- chain comes.
-local function in_waves(map, place, wave)
-  local last, group = map.q_tiles - 1, map.group
-  if wave == 0 or place // wave % 2 == 0 then return { { last, 0, -1, head = "all" } } end
-  local list = {}
-  for head = 0, group - 1 do
-    list[head + 1] = head < group - 2 and { 0, last, 1, head = head }
-      or { last, 0, -1, head = head }
-  end
+-- All chains, those with more tiles first.
+local function longest_to_shortest(map)
+  local list, count = up(map.chains), {}
+  for chain = 0, map.chains - 1 do count[chain] = map.count(chain) end
+  table.sort(list, function(a, b)
+    if count[a] ~= count[b] then return count[a] > count[b] end
+    return a < b
+  end)
   return list
 end
 
@@ -106,6 +99,24 @@ local function in_tiers(map)
     return a > b
   end)
   return start, tiers, top
+end
+
+-- The visits of a long chain and of a short one under `halves`. Long chains start at once, and the
+-- next longer one has 2 tiles more a head: it comes to each tile 2 visits later if it begins on its
+-- diagonal, and goes on 2 visits later, back from the last tile, in all other heads side by side.
+-- So they end, and short ones start, as many visits apart as two heads have more: 2 a head. Of up
+-- to 4 heads these go the same way, which lets them start early, too. Of more, heads side by side
+-- go forwards as well, all but the last two: each brings the next chain 2 visits closer, up to 4,
+-- and tiles are still in the L2 when it comes.
+local function half_visits(map)
+  local last, group = map.q_tiles - 1, map.group
+  local first = { 0, last, 1, head = 0 }
+  local function forwards_in(from, to) return { 0, last, 1, head = { from, to } } end
+  local function back_in(from, to) return { last, 0, -1, head = { from, to } } end
+  if group == 1 then return { first }, { first } end
+  local long = { first, back_in(1, group - 1) }
+  if group <= 4 then return long, long end
+  return long, { first, forwards_in(1, group - 3), back_in(group - 2, group - 1) }
 end
 
 -- How many lanes a head has under symmetric_shift, with `beside` heads side by side; 0: as many
@@ -260,26 +271,36 @@ schedules.rules = {
   },
   longest_first = {
     about = "the longest chain of all heads first (or of `together` heads, then of as many more), "
-      .. "so that the short ones fill the gaps at the end; visits from last to first, with grouped "
-      .. "heads in an order that suits the L2 if `wave` chains of a kv head run at once",
+      .. "so that the short ones fill the gaps at the end; visits from last to first, grouped "
+      .. "heads side by side: who took one after another would come to the second before a longer "
+      .. "chain that started earlier",
     source = "Graham's longest processing time first, on DASH's descending order",
     order = "portable",
     assignment = "longest",
-    options = {
-      together = { default = 0, least = 0, most = 1 << 20 },
-      wave = { default = 0, least = 0, most = 1 << 20 },
-    },
-    pattern = function(map, _, _, options)
-      local start, count, place = up(map.chains), {}, {}
-      for chain = 0, map.chains - 1 do count[chain] = map.count(chain) end
-      table.sort(start, function(a, b)
-        if count[a] ~= count[b] then return count[a] > count[b] end
-        return a < b
-      end)
-      for i, chain in ipairs(start) do place[chain] = i - 1 end
+    options = { together = { default = 0, least = 0, most = 1 << 20 } },
+    pattern = function(map)
+      local visits = { { map.q_tiles - 1, 0, -1, head = "all" } }
+      return { start = longest_to_shortest(map), visits = function() return visits end }
+    end,
+  },
+  halves = {
+    about = "for grouped heads under causal masks: the longer half of a kv head's chains, from "
+      .. "the shortest to the longest, two visits apart in every head, then the others from the "
+      .. "longest to the shortest, each where one of the first has ended: all end at once",
+    source = "Rota: DASH's pairs of a long and a short chain without lanes of their own",
+    order = "portable",
+    assignment = "longest",
+    pattern = function(map)
+      local list, start = longest_to_shortest(map), {}
+      local half, is_long = (map.chains + 1) // 2, {}
+      for i, chain in ipairs(list) do
+        is_long[chain] = i <= half
+        start[i <= half and half + 1 - i or i] = chain
+      end
+      local long, short = half_visits(map)
       return {
-        start = start,
-        visits = function(chain) return in_waves(map, place[chain], options.wave) end,
+        start = start, abreast = half,
+        visits = function(chain) return is_long[chain] and long or short end,
       }
     end,
   },
@@ -324,8 +345,8 @@ schedules.rules = {
 }
 
 -- Up to SHORT chains a sequence ends before a shift's chains have spread out, up to FEW there is
--- little for later tiers.
-local SHORT, FEW = 8, 5
+-- little for later tiers; up to GROUPED heads of a group were measured under halves.
+local SHORT, FEW, GROUPED = 8, 5, 16
 
 -- Whether so many chains begin on the first tile that their order counts for more than the others':
 -- few queries of many keys.
@@ -335,19 +356,22 @@ local function has_many_full_chains(map)
   return full > map.chains * (map.group > 1 and 0.7 or 0.25)
 end
 
--- Grouped heads under causal masks, whose chains are as many times as long: longest_first, of 4 or
--- 8 kv heads at once if the longer halves of their chains fill the gang, else of `usual`. Returns
--- also the wave, where many heads are grouped and two waves are a kv head's chains, or four.
-local function grouped_waves(map, gang, usual)
-  local beside = gang // ((map.chains + 1) // 2)
-  local together = (beside == 4 or beside == 8) and beside or usual
-  local few = math.max(beside, 4)
-  local waves = map.chains * few / gang
-  if map.group > 4 and (few == 4 or few == 8 or few == 16) and waves <= 4
-    and math.min(waves % 2, 2 - waves % 2) <= 0.125 then
-    return few, gang // few
-  end
-  return together, 0
+-- Whether grouped heads under a causal mask are best visited in halves: of up to 8 chains of more
+-- than 512 keys, and where the longer halves of 1, 2, 4, .. kv heads' chains fill the gang, since
+-- models have so many heads.
+local function suit_halves(map, gang)
+  local half = (map.chains + 1) // 2
+  local beside = gang // half
+  if map.chains <= SHORT then return map.chains * map.tile_kv > 512 end
+  return beside > 0 and beside & beside - 1 == 0 and 20 * half * beside >= 19 * gang
+end
+
+-- Of how many kv heads longest_first takes the longest chain first: few, or the L2 cannot hold
+-- their query tiles, of which a large group has more; more where each has few chains, or query
+-- tiles are small: kv tiles of 192 keys are those of head dims up to 64.
+local function heads_together(map)
+  local many = map.chains <= 2 * SHORT or map.tile_kv > 128
+  return math.max((many and 64 or 32) // math.max(map.group, 4), 4)
 end
 
 -- Neighbouring chains that end on the same query tile, as {first, last}: under a causal mask within
@@ -424,7 +448,7 @@ schedules.rules.by_tiles = {
     if map.group > 1 and are_even(map, blocks) then return in_lanes(map, gang, blocks) end
     local rule = has_long_chains(map) and rules.longest_first
       or map.chains > FEW * #blocks and rules.tiers or rules.shortest_first
-    local answer = rule.pattern(map, gang, costs, { wave = 0 })
+    local answer = rule.pattern(map, gang, costs)
     answer.ranks = "start"
     return answer
   end,
@@ -432,11 +456,11 @@ schedules.rules.by_tiles = {
 
 schedules.rules.by_length = {
   about = "shift from 9 chains on, or for causal masks from 6 chains on tiers, with grouped heads "
-    .. "longest_first, `together` heads at once (4 or 8, if those fill the gang); else, and where "
-    .. "many chains have all query tiles, shortest_first",
+    .. "longest_first, `together` heads at once (0: 4 to 16), or halves, where these fill the gang "
+    .. "or are few; else, and where many chains have all query tiles, shortest_first",
   source = "measured on Hopper kernels, docs/schedules.md",
   assignment = "mixed",
-  options = { together = { default = 16, least = 0, most = 1 << 20 } },
+  options = { together = { default = 0, least = 0, most = 1 << 20 } },
   pattern = function(map, gang, costs, options)
     local rules = schedules.rules
     local function in_order(rule, choice)
@@ -447,14 +471,17 @@ schedules.rules.by_length = {
     if is_full(map) and map.chains > SHORT then
       return rules.shift.pattern(map, gang, costs, { stagger = 3 })
     end
-    local most = map.group > 1 and SHORT or FEW
+    local is_causal = is_staircase(map)
+    if map.group > 1 and map.group <= GROUPED and is_causal and suit_halves(map, gang) then
+      return in_order(rules.halves)
+    end
+    local most = map.group == 1 and FEW or is_causal and 1 or SHORT
     if map.chains <= most or has_many_full_chains(map) then
       return in_order(rules.shortest_first)
     end
     if map.group == 1 then return in_order(rules.tiers) end
-    local together, wave = grouped_waves(map, gang, options.together)
-    local answer = in_order(rules.longest_first, { wave = wave })
-    answer.together = together > 0 and together or nil
+    local answer = in_order(rules.longest_first)
+    answer.together = options.together > 0 and options.together or heads_together(map)
     return answer
   end,
 }

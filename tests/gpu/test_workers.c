@@ -16,7 +16,7 @@ enum { AGAIN = 4 };
 
 static const char *const schedules[] = {
     "ascending", "descending", "shift",    "symmetric_shift", "shortest_first", "longest_first",
-    "rotate",    "by_length",  "by_tiles", "optimized",       "tiers"};
+    "rotate",    "by_length",  "by_tiles", "optimized",       "tiers",          "halves"};
 
 static const int32_t unequal[] = {0, 700, 700, 1724, 1725, 3000};
 

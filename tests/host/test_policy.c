@@ -203,7 +203,7 @@ static void test_schedules(void **state) {
     check_ok(script_schedule(test_script, &spec, &ordered, &target, &rule));
     assert_string_equal(rule.name, names[count]);
   }
-  assert_int_equal(count, 11);
+  assert_int_equal(count, 12);
   snprintf(spec.schedule, sizeof spec.schedule, "auto");
   check_ok(script_schedule(test_script, &spec, &ordered, &target, &rule));
   assert_string_equal(rule.name, "shortest_first");
@@ -216,7 +216,8 @@ static void test_schedules(void **state) {
   snprintf(spec.schedule, sizeof spec.schedule, "sideways");
   assert_int_equal(script_schedule(test_script, &spec, &ordered, &target, &rule), ROTA_SCHEDULE);
   assert_non_null(
-      strstr(status_message(), "known: ascending, by_length, by_tiles, descending, longest_first"));
+      strstr(status_message(),
+             "known: ascending, by_length, by_tiles, descending, halves, longest_first"));
 }
 
 int main(void) {

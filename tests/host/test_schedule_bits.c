@@ -22,7 +22,7 @@ enum { WORKER_COUNTS = 4 };
 
 static const char *const schedules[] = {
     "ascending", "descending", "shift",    "symmetric_shift", "shortest_first", "longest_first",
-    "rotate",    "by_length",  "by_tiles", "optimized",       "tiers"};
+    "rotate",    "by_length",  "by_tiles", "optimized",       "tiers",          "halves"};
 enum { SCHEDULES = sizeof schedules / sizeof *schedules };
 
 static Trial *prepared(const char *schedule, const char *mask, int batch) {

@@ -229,7 +229,7 @@ static rota_status crossed(const Schedule *schedule, const PatternView *view,
   for (int32_t chain = 0; chain < view->chains; chain++)
     for (int32_t i = 0; i < view->q_tiles; i++) {
       int32_t tile = (chain + i) % view->q_tiles;
-      if (answer_add(answer, (VisitRun){chain, ALL_HEADS, tile, tile, 1, -i}) != ROTA_OK)
+      if (answer_add(answer, (VisitRun){chain, 0, 0, tile, tile, 1, -i}) != ROTA_OK)
         return ROTA_OUT_OF_MEMORY;
     }
   return ROTA_OK;

@@ -155,6 +155,16 @@ static const struct {
      ROTA_SCHEDULE, "with and without a head"},
     {"{pattern = function(map) return {visits = function() return {{0, 9, head = -1}} end} end}",
      ROTA_SCHEDULE, "visits of chain 0: head -1"},
+    {"{pattern = function(map) return {visits = function() return {{0, 9, head = {0, 1}}} end} "
+     "end}",
+     ROTA_SCHEDULE, "visits head 1; the group has 1"},
+    {"{pattern = function(map) return {visits = function() return {{0, 9, head = {2, 1}}} end} "
+     "end}",
+     ROTA_SCHEDULE, "visits of chain 0: heads 2 to 1"},
+    {"{pattern = function(map) return {visits = function() return {{0, 9, head = {0}}} end} end}",
+     ROTA_SCHEDULE, "visits: head: an integer is expected, not nil"},
+    {"{pattern = function() return {abreast = 'x'} end}", ROTA_SCHEDULE,
+     "abreast: an integer is expected, not string"},
     {"{pattern = function() return {visits = function() return {{0, 9, head = 'all'}, 3} end} end}",
      ROTA_SCHEDULE, "with and without a head"},
     {"{pattern = function() return {visits = function() return {{0, 9, 0, head = 'all'}} end} end}",
@@ -394,6 +404,60 @@ static void test_side_by_side(void **state) {
   }
 }
 
+/* head = {1, 2}: those heads side by side, after the one before them. */
+static void test_some_heads_side_by_side(void **state) {
+  (void)state;
+  const char *text =
+      "local list = {{0, 999, head = 0}, {999, 0, -1, head = {1, 2}}, {0, 999, head = {3, 3}}}\n"
+      "return rota.attention{head_dim = 64, heads = 8, kv_heads = 2, schedule = {\n"
+      "pattern = function() return {visits = function() return list end} end}}";
+  Plan *plan;
+  Pattern *pattern;
+  check_ok(plan_script(text, 8, dense(1, 1024), &plan));
+  check_ok(plan_check(plan));
+  check_ok(plan_pattern(plan, 0, 0, &pattern));
+  int tiles = pattern->q_tiles;
+  assert_true(tiles > 3 && pattern->chain_begin[1] == 4 * tiles);
+  for (int i = 0; i < tiles; i++) {
+    const PatternVisit *first = pattern->visits + i, *pair = pattern->visits + tiles + 2 * i;
+    const PatternVisit *last = pattern->visits + 3 * tiles + i;
+    assert_true(first->q_tile == i && first->group_head == 0);
+    assert_true(pair[0].q_tile == tiles - 1 - i && pair[0].group_head == 1);
+    assert_true(pair[1].q_tile == tiles - 1 - i && pair[1].group_head == 2);
+    assert_true(last->q_tile == i && last->group_head == 3);
+  }
+  pattern_destroy(pattern);
+  plan_destroy(plan);
+}
+
+/* `abreast` in an answer: as many kv heads together as fill the workers, and no fewer at the end.
+ */
+static void test_abreast_in_an_answer(void **state) {
+  (void)state;
+  static const struct {
+    int heads, workers, abreast, units[4];
+  } cases[] = {{6, 4, 2, {2, 2, 2}}, {5, 4, 2, {2, 3}}, {3, 4, 2, {3}},    {2, 1, 4, {1, 1}},
+               {4, 7, 2, {4}},       {4, 5, 2, {2, 2}}, {4, 8, 3, {2, 2}}, {4, 4, 1, {4}}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char text[400];
+    snprintf(text, sizeof text,
+             "return rota.attention{head_dim = 64, heads = %d, mask = causal,\n"
+             "schedule = {order = 'portable', assignment = 'longest',\n"
+             "pattern = function() return {abreast = %d} end}}",
+             cases[i].heads, cases[i].abreast);
+    Plan *plan;
+    check_ok(plan_script(text, cases[i].workers, dense(1, 1024), &plan));
+    const RotaItem *items = plan_section(plan, plan->chain_items);
+    int64_t chains = plan->chain_items.count / cases[i].heads, at = 0;
+    assert_true(chains > 3);
+    for (int unit = 0, head = 0; unit < 4; head += cases[i].units[unit++])
+      for (int64_t end = at + chains * cases[i].units[unit]; at < end; at++)
+        assert_true(items[at].head >= head && items[at].head < head + cases[i].units[unit]);
+    assert_int_equal(at, plan->chain_items.count);
+    plan_destroy(plan);
+  }
+}
+
 /* `together` in an answer: the chains of one kv head, then of the next. */
 static void test_together_in_an_answer(void **state) {
   (void)state;
@@ -482,7 +546,9 @@ int main(void) {
       cmocka_unit_test(test_mixed_keeps_lanes),
       cmocka_unit_test(test_unequal_lanes_keep_step),
       cmocka_unit_test(test_side_by_side),
+      cmocka_unit_test(test_some_heads_side_by_side),
       cmocka_unit_test(test_together_in_an_answer),
+      cmocka_unit_test(test_abreast_in_an_answer),
       cmocka_unit_test(test_batch_variant),
       cmocka_unit_test(test_memory_failures),
   };

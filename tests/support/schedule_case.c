@@ -24,8 +24,12 @@ static rota_status rule_pattern(const Schedule *schedule, const PatternView *vie
   int32_t last = view->q_tiles - 1;
   for (int32_t i = 0; i < view->chains && status == ROTA_OK; i++) {
     answer->start[i] = chains_down ? view->chains - 1 - i : i;
-    VisitRun run = {
-        i, ALL_HEADS, visits_down ? last : 0, visits_down ? 0 : last, visits_down ? -1 : 1, 0};
+    VisitRun run = {.chain = i,
+                    .head = ALL_HEADS,
+                    .last_head = ALL_HEADS,
+                    .from = visits_down ? last : 0,
+                    .to = visits_down ? 0 : last,
+                    .step = visits_down ? -1 : 1};
     status = answer_add(answer, run);
   }
   return status;
@@ -68,15 +72,17 @@ static rota_status random_visits(RandomSchedule *random, const PatternView *view
   if (timed || pick(random, 3) == 0) {
     int32_t *tiles = permutation(random, view->q_tiles * view->group);
     for (int32_t i = 0; i < view->q_tiles * view->group && status == ROTA_OK; i++) {
-      int32_t tile = tiles[i] % view->q_tiles;
-      VisitRun run = {chain, tiles[i] / view->q_tiles, tile, tile, 1, pick(random, 100)};
+      int32_t head = tiles[i] / view->q_tiles, tile = tiles[i] % view->q_tiles;
+      VisitRun run = {chain, head, head, tile, tile, 1, pick(random, 100)};
       status = answer_add(answer, run);
     }
     free(tiles);
     return status;
   }
-  VisitRun turned[] = {{chain, ALL_HEADS, from, last, 1, 0}, {chain, ALL_HEADS, 0, from - 1, 1, 0}};
-  VisitRun striped[] = {{chain, ALL_HEADS, last, 0, -2, 0}, {chain, ALL_HEADS, last - 1, 0, -2, 0}};
+  VisitRun turned[] = {{chain, ALL_HEADS, ALL_HEADS, from, last, 1, 0},
+                       {chain, ALL_HEADS, ALL_HEADS, 0, from - 1, 1, 0}};
+  VisitRun striped[] = {{chain, ALL_HEADS, ALL_HEADS, last, 0, -2, 0},
+                        {chain, ALL_HEADS, ALL_HEADS, last - 1, 0, -2, 0}};
   const VisitRun *runs = pick(random, 2) ? turned : striped;
   for (int i = 0; i < 2 && status == ROTA_OK; i++)
     status = answer_add(answer, runs[i]);

@@ -1,5 +1,5 @@
-/* Tiers: which chains are in which, in what order they are dealt, and that they level the workers
- * where shortest_first does not. */
+/* Schedules that level the workers: tiers and, for grouped heads, halves. Which chains start when,
+ * in what order they are dealt and visit, and that workers are level where others' are not. */
 #include "generator/figures.h"
 #include "tests/support/plan_case.h"
 #include "tests/support/scripts.h"
@@ -17,9 +17,9 @@
 
 /* `visit`: what the model charges for one, and for nothing else; 0: as shipped. */
 static Plan *plan_of(PlanCase *at, const char *name, const char *mask, int n, int heads,
-                     int workers, double visit) {
+                     int kv_heads, int workers, double visit) {
   Target device = {.multiprocessors = workers};
-  plan_case_create(at, "ordered", mask, NULL, heads, heads);
+  plan_case_create(at, "ordered", mask, NULL, heads, kv_heads);
   at->tiling.tile_kv = 128;
   at->request.lengths = (rota_lengths){.batch = 1, .n_q = n, .n_k = n};
   snprintf(at->spec.schedule, sizeof at->spec.schedule, "%s", name);
@@ -33,7 +33,7 @@ static Plan *plan_of(PlanCase *at, const char *name, const char *mask, int n, in
 /* Chains in the order in which they are ranked; `downwards` from chain `from` of the order on. */
 static void check_order(const char *mask, int n, const int *order, int downwards) {
   PlanCase at;
-  Plan *plan = plan_of(&at, "tiers", mask, n, 1, 8, 0);
+  Plan *plan = plan_of(&at, "tiers", mask, n, 1, 1, 8, 0);
   Pattern *pattern;
   assert_int_equal(plan_pattern(plan, 0, 0, &pattern), ROTA_OK);
   for (int i = 0; i < pattern->chains; i++) {
@@ -68,7 +68,7 @@ static void test_who_is_in_which_tier(void **state) {
 static void check_dealt(const char *mask, int n, int heads, int workers, const int (*dealt)[2],
                         int count) {
   PlanCase at;
-  Plan *plan = plan_of(&at, "tiers", mask, n, heads, workers, 1);
+  Plan *plan = plan_of(&at, "tiers", mask, n, heads, heads, workers, 1);
   const RotaItem *items = plan_section(plan, plan->chain_items);
   const RotaChain *chains = plan_section(plan, plan->chains);
   const int *queue = plan_section(plan, plan->queue);
@@ -112,9 +112,9 @@ static void test_heads_take_turns_under_a_window(void **state) {
   check_dealt(WINDOW, 4096, HEADS, 132, (const int(*)[2])dealt, COUNT);
 }
 
-static double bound_ratio(const char *name, const char *mask, int n, int heads) {
+static double bound_ratio(const char *name, const char *mask, int n, int heads, int kv_heads) {
   PlanCase at;
-  Plan *plan = plan_of(&at, name, mask, n, heads, 132, 0);
+  Plan *plan = plan_of(&at, name, mask, n, heads, kv_heads, 132, 0);
   Costs costs = at.schedule.costs;
   costs.l2 = 0;
   PlanFigures figures;
@@ -137,11 +137,77 @@ static void test_workers_are_level(void **state) {
                {"k <= q and q // 2048 == k // 2048", 4096, 64},
                {WINDOW, 4096, 64}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    double tiers = bound_ratio("tiers", cases[i].mask, cases[i].n, cases[i].heads);
-    double before = bound_ratio("shortest_first", cases[i].mask, cases[i].n, cases[i].heads);
+    int heads = cases[i].heads;
+    double tiers = bound_ratio("tiers", cases[i].mask, cases[i].n, heads, heads);
+    double before = bound_ratio("shortest_first", cases[i].mask, cases[i].n, heads, heads);
     print_message("%s, %d: %.4f of the bound, shortest_first %.4f\n", cases[i].mask, cases[i].n,
                   tiers, before);
     assert_true(tiers < 1.02 && before > 1.03);
+  }
+}
+
+/* ---- Halves ---- */
+
+/* Heads side by side, from the chain's diagonal on or back to it. */
+typedef struct Way {
+  int first, last;
+  bool back;
+} Way;
+
+/* A chain under a causal mask, whose query tiles are half as high as its kv tile. */
+static void check_ways(const Pattern *pattern, int chain, const Way *ways, int count) {
+  const PatternVisit *visit = &pattern->visits[pattern->chain_begin[chain]];
+  int tiles = pattern->q_tiles - 2 * chain;
+  for (const Way *way = ways; way < ways + count; way++)
+    for (int i = 0; i < tiles; i++)
+      for (int head = way->first; head <= way->last; head++, visit++) {
+        assert_int_equal(visit->group_head, head);
+        assert_int_equal(visit->q_tile, 2 * chain + (way->back ? tiles - 1 - i : i));
+      }
+  assert_ptr_equal(visit, &pattern->visits[pattern->chain_begin[chain + 1]]);
+}
+
+/* Of 5 chains 0 to 2 are long. */
+static void test_halves_of_a_group(void **state) {
+  (void)state;
+  static const int starts[] = {2, 1, 0, 3, 4};
+  for (int group = 1; group <= 6; group++) {
+    const Way same[] = {{0, 0, false}, {1, group - 1, true}};
+    const Way closer[] = {{0, 0, false}, {1, group - 3, false}, {group - 2, group - 1, true}};
+    PlanCase at;
+    Plan *plan = plan_of(&at, "halves", "k <= q", 640, 2 * group, 2, 8, 0);
+    Pattern *pattern;
+    assert_int_equal(plan_pattern(plan, 0, 0, &pattern), ROTA_OK);
+    assert_int_equal(pattern->chains, 5);
+    for (int i = 0; i < 5; i++) {
+      assert_int_equal(pattern->start_order[i], starts[i]);
+      check_ways(pattern, i, i < 3 || group <= 4 ? same : closer, i < 3 || group <= 4 ? 2 : 3);
+    }
+    pattern_destroy(pattern);
+    plan_destroy(plan);
+    plan_case_free(&at);
+  }
+}
+
+/* One, two and a half, and four rounds of the longer halves, and a group of 8. */
+static void test_halves_are_level(void **state) {
+  (void)state;
+  static const struct {
+    int n, heads, kv_heads;
+    double most;
+  } cases[] = {{4096, 32, 8, 1.04},
+               {4096, 80, 20, 1.1},
+               {4096, 128, 32, 1.015},
+               {4096, 64, 8, 1.035},
+               {1024, 512, 128, 1.01}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    double halves = bound_ratio("halves", "k <= q", cases[i].n, cases[i].heads, cases[i].kv_heads);
+    double before =
+        bound_ratio("longest_first", "k <= q", cases[i].n, cases[i].heads, cases[i].kv_heads);
+    double tiers = bound_ratio("tiers", "k <= q", cases[i].n, cases[i].heads, cases[i].kv_heads);
+    print_message("%d, %d heads on %d: %.4f of the bound, longest_first %.4f, tiers %.4f\n",
+                  cases[i].n, cases[i].heads, cases[i].kv_heads, halves, before, tiers);
+    assert_true(halves < cases[i].most);
   }
 }
 
@@ -151,6 +217,8 @@ int main(void) {
       cmocka_unit_test(test_when_tiers_are_dealt),
       cmocka_unit_test(test_heads_take_turns_under_a_window),
       cmocka_unit_test(test_workers_are_level),
+      cmocka_unit_test(test_halves_of_a_group),
+      cmocka_unit_test(test_halves_are_level),
   };
   return cmocka_run_group_tests(tests, script_setup, script_teardown);
 }
