@@ -463,9 +463,9 @@ schedules.rules.by_length = {
   options = { together = { default = 0, least = 0, most = 1 << 20 } },
   pattern = function(map, gang, costs, options)
     local rules = schedules.rules
-    local function in_order(rule, choice)
-      local answer = rule.pattern(map, gang, costs, choice)
-      answer.ranks = "start"
+    local function in_order(rule, together)
+      local answer = rule.pattern(map, gang, costs)
+      answer.ranks, answer.together = "start", together or answer.together
       return answer
     end
     if is_full(map) and map.chains > SHORT then
@@ -476,13 +476,12 @@ schedules.rules.by_length = {
       return in_order(rules.halves)
     end
     local most = map.group == 1 and FEW or is_causal and 1 or SHORT
+    local together = options.together > 0 and options.together or heads_together(map)
     if map.chains <= most or has_many_full_chains(map) then
-      return in_order(rules.shortest_first)
+      return in_order(rules.shortest_first, together)
     end
     if map.group == 1 then return in_order(rules.tiers) end
-    local answer = in_order(rules.longest_first)
-    answer.together = options.together > 0 and options.together or heads_together(map)
-    return answer
+    return in_order(rules.longest_first, together)
   end,
 }
 
