@@ -79,11 +79,12 @@ Cut works_cut(const CutRequest *request) {
   Cut best = {0};
   double least = 0;
   int64_t all = request->rows > 0 ? request->rows : 1, pairs = request->kv_tiles / 2;
+  int64_t panel = request->panel / 2;
   for (int64_t rows = all; rows > 0; rows = next_size(all, rows, 1)) {
-    int64_t width = pairs;
+    int64_t width = panel > 0 && panel < pairs ? panel : pairs;
     do {
       consider(request, rows, 2 * width, &best, &least);
-      width = next_size(pairs, width, 1);
+      width = panel > 0 ? 0 : next_size(pairs, width, 1);
     } while (width > 0);
   }
   return best;

@@ -22,6 +22,7 @@ typedef struct CutRequest {
   double steps;         /* of 64 in the sums of a tile's products */
   int row_steps;        /* of those, a tile's in the longest work of a kv tile */
   int processors;
+  int64_t panel;     /* kv tiles that a unit has, or all that there are; even; 0: any number */
   const Cut *within; /* keeps to its sums and the size of its units; NULL: to the limit */
   bool forward;      /* sums over keys alone */
 } CutRequest;

@@ -12,8 +12,11 @@ enum {
   WORKS_TILE = 128,          /* queries and keys: of the templates */
   WORKS_PLANE_BYTES = 16384, /* a tile's 128 queries x 64 keys in 16 bits */
   WORKS_STAT_BYTES = 1024,   /* of a query tile and a pair of kv tiles */
-  WORKS_COLUMNS_MAX = 256,   /* of a block of columns */
-  WORKS_LANES_MAX = 4,       /* planes that take turns: of chains; else */
+  /* Of a forward unit's keys in fp16, where the kernel's powers of two are not exact below 2^-14:
+   * so rows are cut at the same keys, whatever the batch and the limit. */
+  WORKS_PANEL_FP16 = 128,
+  WORKS_COLUMNS_MAX = 256, /* of a block of columns */
+  WORKS_LANES_MAX = 4,     /* planes that take turns: of chains; else */
   WORKS_LANES_SUMS = 2,
 };
 
@@ -48,6 +51,7 @@ typedef struct Maker {
   int64_t sum_rows, sum_kv_tiles, place_limit;
   int64_t score_blocks; /* that the workspace has */
   int lanes;            /* planes that take turns where they are cut */
+  int64_t panel;        /* see plan_cut.h */
   int64_t tickets;
 } Maker;
 

@@ -223,6 +223,7 @@ static Cut cut_sequence(const Maker *maker, const RotaSequence *sequence, const 
                         .row_steps = maker_chains(maker) ? WORKS_CHAIN_STEPS : 2,
                         .processors = tiling_get(&maker->plan->tiling, "processors", 1),
                         .limit = maker->limit,
+                        .panel = maker->panel,
                         .within = within,
                         .forward = !maker->backward};
   return works_cut(&request);

@@ -351,23 +351,25 @@ static rota_status build_within(const Spec *spec, Plan *plan, int64_t limit) {
   for (int32_t s = 0; s < plan->lengths->batch; s++)
     kv_tiles += sequences[s].kv_tiles;
   int64_t columns_k = works_columns(spec->head_dim), columns_v = works_columns(spec->head_dim_v);
-  Maker maker = {.plan = plan,
-                 .limit = limit,
-                 .sequences = sequences,
-                 .rows = plan_section(plan, plan->rows),
-                 .runs = plan_section(plan, plan->runs),
-                 .chains = plan_section(plan, plan->chains),
-                 .visits = plan_section(plan, plan->visits),
-                 .backward = plan->direction == ROTA_BACKWARD,
-                 .blocks_k = works_column_blocks(spec->head_dim),
-                 .blocks_v = works_column_blocks(spec->head_dim_v),
-                 .wide = plan->direction == ROTA_FORWARD
-                             ? WORKS_TILE * 4 * columns_v + WORKS_STAT_BYTES
-                             : WORKS_TILE * 4 * (columns_k > columns_v ? columns_k : columns_v),
-                 .row_heads = plan->rows.count > q_tiles ? plan->heads : 1,
-                 .chain_heads = plan->chains.count > kv_tiles ? plan->kv_heads : 1,
-                 .group = plan->heads / plan->kv_heads,
-                 .lanes = WORKS_LANES_SUMS};
+  Maker maker = {
+      .plan = plan,
+      .limit = limit,
+      .sequences = sequences,
+      .rows = plan_section(plan, plan->rows),
+      .runs = plan_section(plan, plan->runs),
+      .chains = plan_section(plan, plan->chains),
+      .visits = plan_section(plan, plan->visits),
+      .backward = plan->direction == ROTA_BACKWARD,
+      .blocks_k = works_column_blocks(spec->head_dim),
+      .blocks_v = works_column_blocks(spec->head_dim_v),
+      .wide = plan->direction == ROTA_FORWARD
+                  ? WORKS_TILE * 4 * columns_v + WORKS_STAT_BYTES
+                  : WORKS_TILE * 4 * (columns_k > columns_v ? columns_k : columns_v),
+      .row_heads = plan->rows.count > q_tiles ? plan->heads : 1,
+      .chain_heads = plan->chains.count > kv_tiles ? plan->kv_heads : 1,
+      .group = plan->heads / plan->kv_heads,
+      .lanes = WORKS_LANES_SUMS,
+      .panel = plan->direction == ROTA_FORWARD && spec->dtype == ROTA_FP16 ? WORKS_PANEL_FP16 : 0};
   maker.steps = steps_of(spec, maker.backward, maker_chains(&maker));
   if (maker_chains(&maker))
     maker.lanes = WORKS_LANES_MAX;
@@ -384,7 +386,8 @@ static rota_status build_within(const Spec *spec, Plan *plan, int64_t limit) {
   return status;
 }
 
-/* The more and smaller the units, the more counters come on top: how many is known only then. */
+/* The more and smaller the units, the more counters come on top: how many is known only then. The
+ * last attempt looks at no limit, so that as much as it needs always suffices. */
 rota_status works_build(const Spec *spec, Plan *plan) {
   if (!works_wanted(&plan->tiling))
     return ROTA_OK;
@@ -394,15 +397,14 @@ rota_status works_build(const Spec *spec, Plan *plan) {
     int64_t bytes = plan->workspace.bytes, over = bytes - plan->workspace_limit;
     if (over <= WORKSPACE_ALIGN * 8 || plan->works.chunks.count == 0)
       return ROTA_OK;
-    if (bytes >= least)
-      break;
+    if (limit == 0)
+      return status_fail(ROTA_WORKSPACE,
+                         "plan: the smallest units need %lld bytes of workspace, the limit is "
+                         "%lld: raise the limit, or split the batch",
+                         (long long)bytes, (long long)plan->workspace_limit);
+    limit = bytes >= least || limit <= over ? 0 : limit - over;
     least = bytes;
-    limit -= over;
     free(plan->works.image);
     plan->works = (Works){0};
   }
-  return status_fail(ROTA_WORKSPACE,
-                     "plan: the smallest units need %lld bytes of workspace, the limit is %lld: "
-                     "raise the limit, or split the batch",
-                     (long long)least, (long long)plan->workspace_limit);
 }

@@ -27,7 +27,8 @@
 --            that is free first
 --   gang     to use fewer lanes than there are
 --   together how many (sequence, kv head) pairs "longest" takes together: instead of the schedule's
---   abreast  how many of a pair's chains run at once: as many pairs together as fill the workers
+--   abreast  how many of a pair's chains run at once: as many pairs together as fill the workers,
+--            whatever `together` says
 --   tiers    function(chain) or list per chain: the tier, from 0, never less along `start`: second
 --            and later ones are dealt some time after the first, and at the end tier by tier
 --
@@ -46,6 +47,13 @@ local function integer(what, x)
   local result = math.type(x) and math.tointeger(x)
   if not result then fail("%s: an integer is expected, not %s", what, value.kind(x)) end
   return result
+end
+
+-- A number of at least 1; 0 if it is not said.
+local function count_of(what, x)
+  local count = x and integer(what, x) or 0
+  if x and count < 1 then fail("%s: at least 1 is expected, not %d", what, count) end
+  return count
 end
 
 local function is_table(x) return value.kind(x) == "table" end
@@ -105,6 +113,9 @@ local ALL_HEADS = -1 -- generator/schedule.h
 local function heads_of(map, chain, head)
   if head == nil then return ALL_HEADS, ALL_HEADS end
   if head == "all" then return 0, map.group - 1 end
+  if is_table(head) and #head ~= 2 then
+    fail("visits of chain %d: a head or {first, last} is expected, not a list of %d", chain, #head)
+  end
   local first = integer("visits: head", is_table(head) and head[1] or head)
   local last = is_table(head) and integer("visits: head", head[2]) or first
   if first < 0 then fail("visits of chain %d: head %d", chain, first) end
@@ -243,8 +254,8 @@ function pattern.call(schedule, options, request)
     priority = ranks == "priority" and by_chain("ranks", map, answer.ranks) or nil,
     lanes = answer.lanes ~= nil and by_chain("lanes", map, answer.lanes) or nil,
     gang = answer.gang and integer("gang", answer.gang) or 0,
-    together = answer.together and integer("together", answer.together) or 0,
-    abreast = answer.abreast and integer("abreast", answer.abreast) or 0,
+    together = count_of("together", answer.together),
+    abreast = count_of("abreast", answer.abreast),
     tiers = answer.tiers ~= nil and by_chain("tiers", map, answer.tiers) or nil,
     visits = not answer.optimize and visits_of(map, answer) or nil,
   }

@@ -299,7 +299,7 @@ schedules.rules = {
       end
       local long, short = half_visits(map)
       return {
-        start = start, abreast = half,
+        start = start, abreast = math.max(half, 1),
         visits = function(chain) return is_long[chain] and long or short end,
       }
     end,

@@ -239,12 +239,14 @@ typedef struct rota_plan_request {
   const rota_named_value *values;
   int32_t value_count;
   size_t workspace_limit; /* bytes; 0: 512 MiB. Kernels that pass matrices through memory keep to
-                           * it, the larger the faster; no other kernel's need is changed by it */
+                           * it, but for 2 KiB of rounding, the larger the faster; no other kernel's
+                           * need is changed by it */
 } rota_plan_request;
 
 /* Builds tile map and schedule, verifies them and uploads the tables. Errors: INVALID_ARGUMENT
- * (lengths, a tensor that is missing, or whose index could run out of bounds), SCHEDULE,
- * OUT_OF_MEMORY, DRIVER. */
+ * (lengths, a tensor that is missing, or whose index could run out of bounds), SCHEDULE, WORKSPACE
+ * (the limit is too small; the message says what suffices), UNSUPPORTED (too large a plane for such
+ * kernels), OUT_OF_MEMORY, DRIVER. */
 ROTA_API rota_status rota_plan_create(const rota_kernel *kernel, const rota_plan_request *request,
                                       rota_plan **plan);
 /* Launches still in flight must have ended. */

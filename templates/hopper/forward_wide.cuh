@@ -6,8 +6,9 @@
 //   O         128 queries x kColumnsV           keys         P along      V     across
 //
 // A tile of P is relative to its own row maxima, rounded up to whole powers of two, since nobody
-// knows those of the whole row yet. The sums of O know them: they multiply P by a power of two,
-// which is exact, on its way from shared memory to registers. So the bits do not depend on when and
+// knows those of the whole row yet. The sums of O know them: they multiply P by a power of two on
+// its way from shared memory to registers, which is exact (in fp16 down to 2^-14 alone, so there
+// rows are always cut at the same keys: WORKS_PANEL_FP16). So the bits do not depend on when and
 // where a tile was made. The sums of powers are relative to the maxima themselves: a row with one
 // key has the sum 1, so that its LSE is its score. Entries: prepare, forward.
 //

@@ -401,6 +401,73 @@ static void test_refused(void **state) {
   plan_case_free(&at);
 }
 
+/* As much as the message asks for suffices, whatever the shape. */
+static void test_what_is_asked_for_suffices(void **state) {
+  (void)state;
+  uint64_t random = 3;
+  int refused = 0;
+  for (int round = 0; round < 120; round++) {
+    PlanCase at;
+    int group = 1 + case_random(&random, 3), kv_heads = 1 + case_random(&random, 4);
+    make_case(&at, (Kind)case_random(&random, KINDS), round % 2 ? "k <= q" : NULL, group * kv_heads,
+              kv_heads);
+    if (round % 3 == 0)
+      at.spec.dtype = ROTA_FP16;
+    at.request.lengths = (rota_lengths){.batch = 1 + case_random(&random, 2),
+                                        .n_q = 1 + case_random(&random, 12000),
+                                        .n_k = 1 + case_random(&random, 26000)};
+    at.request.workspace_limit = (size_t)(1 + case_random(&random, (int)(12 * MB)));
+    Plan *plan = NULL;
+    rota_status status = plan_case_build(&at, &plan);
+    if (status == ROTA_WORKSPACE) {
+      const char *need = strstr(status_message(), "the smallest units need ");
+      assert_non_null(need);
+      at.request.workspace_limit =
+          (size_t)strtoll(need + strlen("the smallest units need "), NULL, 10);
+      plan = plan_case_good(&at);
+      refused++;
+    } else {
+      assert_int_equal(status, ROTA_OK);
+    }
+    assert_true(plan->workspace.bytes <= (int64_t)at.request.workspace_limit + 4096);
+    plan_destroy(plan);
+    plan_case_free(&at);
+  }
+  assert_in_range(refused, 40, 110);
+}
+
+/* In fp16 a forward unit has 128 kv tiles, or all that are left, whatever the limit and the batch,
+ * so that its rows' sums are put together in the same places. */
+static void test_fp16_rows_are_cut_at_the_same_keys(void **state) {
+  (void)state;
+  static const int32_t cu[] = {0, 40000, 41000, 71000};
+  const size_t limits[] = {0, (size_t)(60 * MB), (size_t)(20 * MB)};
+  for (int packed = 0; packed < 2; packed++)
+    for (int fp16 = 0; fp16 < 2; fp16++) {
+      bool moved = false;
+      for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        PlanCase at;
+        make_case(&at, FORWARD, NULL, 2, 2);
+        at.spec.dtype = fp16 ? ROTA_FP16 : ROTA_BF16;
+        at.request.lengths =
+            packed ? (rota_lengths){.batch = 3, .cu_seqlens_q = cu, .cu_seqlens_k = cu}
+                   : (rota_lengths){.batch = 1, .n_q = 3000, .n_k = 40000};
+        at.request.workspace_limit = limits[i];
+        Plan *plan = plan_case_good(&at);
+        View view = view_of(plan);
+        for (int64_t u = 0; u < plan->works.units.count; u++) {
+          const RotaUnit *unit = &view.units[u];
+          int left = view.sequences[unit->sequence].kv_tiles - unit->kv_begin;
+          left += left % 2;
+          moved = moved || unit->kv_begin % 128 != 0 || unit->kv_tiles != (left < 128 ? left : 128);
+        }
+        plan_destroy(plan);
+        plan_case_free(&at);
+      }
+      assert_int_equal(moved, !fp16);
+    }
+}
+
 /* A plan's file has no works: they are made again, the same. */
 static void test_loaded(void **state) {
   (void)state;
@@ -464,6 +531,8 @@ int main(void) {
                                      cmocka_unit_test(test_nothing_to_do),
                                      cmocka_unit_test(test_chunks),
                                      cmocka_unit_test(test_refused),
+                                     cmocka_unit_test(test_what_is_asked_for_suffices),
+                                     cmocka_unit_test(test_fp16_rows_are_cut_at_the_same_keys),
                                      cmocka_unit_test(test_loaded),
                                      cmocka_unit_test(test_other_schedules),
                                      cmocka_unit_test(test_out_of_memory)};
