@@ -108,16 +108,15 @@ static RotaItem *merge_pairs(const AssignRequest *request, Merge *merge, int32_t
   return out;
 }
 
-/* How many of `left` pairs are dealt together from the one on whose item is `at`. Where too few to
- * fill the workers would be left, they are dealt with these. */
+/* How many of `left` pairs are dealt together from the one on whose item is `at`. */
 static int32_t pairs_together(const AssignRequest *request, RotaItem at, int32_t left) {
   const Pattern *pattern = pattern_of(request, at);
-  int32_t together = pattern->together > 0 ? pattern->together : request->schedule->together;
-  if (pattern->abreast > 0) {
+  if (pattern->abreast > 0) { /* those that would not fill the workers at the end join the last */
     int32_t fill = request->schedule->workers / pattern->abreast;
-    together = fill > 1 ? fill : 1;
+    int32_t together = fill > 1 ? fill : 1;
     return together <= left / 2 ? together : left;
   }
+  int32_t together = pattern->together > 0 ? pattern->together : request->schedule->together;
   return together > 0 && together < left ? together : left;
 }
 

@@ -97,7 +97,7 @@ struct OutputConsumer : WorkConsumer {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       peak[r] = factor * quad_maximum(peak[r]);
-      base[r] = or_zero(peak[r]); // no key of this pair is allowed
+      base[r] = or_zero(peak[r]);
       share[r] = exp2_fast(base[r] - ceilf(base[r]));
     }
     for_parts([&](auto part) {
@@ -108,8 +108,10 @@ struct OutputConsumer : WorkConsumer {
       stage(words);
     });
   }
-  // A maximum, where there is one.
-  ROTA_DEVICE static float or_zero(float peak) { return peak == -kInfinity ? 0.0f : peak; }
+  // What exponents are relative to: where no key is allowed, 0, since -inf - -inf is NaN.
+  ROTA_DEVICE static float or_zero(float peak) {
+    return peak == -kInfinity ? 0.0f : peak;
+  }
   ROTA_DEVICE void store_stats(const Task &task, const float (&peak)[2], float (&sum)[2]) const {
     float *to = plan.stats + task.place / kPairBlocks * kStatFloats;
 #pragma unroll
@@ -201,7 +203,7 @@ struct OutputConsumer : WorkConsumer {
   }
 
   // One stage; the products of the stage before it, which read the other `a`, may be under way.
-  // top: whole, as in all that follows.
+  // top: the row's maximum rounded up, the whole power of two that `d` is relative to.
   template <int kN, class Keep>
   ROTA_DEVICE bool multiply_scaled(float (&d)[kN / 2], unsigned (&a)[4][4], const float (&top)[2],
                                    Keep keep) {

@@ -434,8 +434,7 @@ static void test_some_heads_side_by_side(void **state) {
   plan_destroy(plan);
 }
 
-/* `abreast` in an answer: as many kv heads together as fill the workers, and no fewer at the end.
- */
+/* `abreast` in an answer: as many kv heads together as fill the workers, at the end no fewer. */
 static void test_abreast_in_an_answer(void **state) {
   (void)state;
   static const struct {
@@ -454,9 +453,16 @@ static void test_abreast_in_an_answer(void **state) {
     const RotaItem *items = plan_section(plan, plan->chain_items);
     int64_t chains = plan->chain_items.count / cases[i].heads, at = 0;
     assert_true(chains > 3);
-    for (int unit = 0, head = 0; unit < 4; head += cases[i].units[unit++])
-      for (int64_t end = at + chains * cases[i].units[unit]; at < end; at++)
-        assert_true(items[at].head >= head && items[at].head < head + cases[i].units[unit]);
+    for (int unit = 0, head = 0; unit < 4; head += cases[i].units[unit++]) {
+      /* The longest chain of each of its heads, then the others of these. */
+      unsigned first = 0, all = (1u << cases[i].units[unit]) - 1;
+      for (int64_t begin = at, end = at + chains * cases[i].units[unit]; at < end; at++) {
+        assert_in_range(items[at].head, head, head + cases[i].units[unit] - 1);
+        if (at < begin + cases[i].units[unit])
+          first |= 1u << (items[at].head - head);
+      }
+      assert_int_equal(first, all);
+    }
     assert_int_equal(at, plan->chain_items.count);
     plan_destroy(plan);
   }
